@@ -1,0 +1,114 @@
+//! `thallus bench`: what a connection costs over TCP, a Unix socket and Thallus.
+//!
+//! Server and client are two processes, as they would be in real life: this binary, started again with a
+//! hidden subcommand. They know nothing of Thallus. They call libc's `send`, `recv`, `poll` and `epoll_wait`
+//! as any program does, and whether those calls reach the kernel or the library is decided by the
+//! environment that they are started in:
+//!
+//! ```text
+//! thallus bench ─┬─ thallus bench serve SESSION   tcp, unix: as it is
+//!   (measure)    │        ▲ │                     thallus: LD_PRELOAD=libthallus_shim.so
+//!                │        │ ▼                     client-only, server-only: one of the two with it
+//!                └─ thallus bench drive SESSION
+//! ```
+//!
+//! | module | |
+//! |---|---|
+//! | `plan` | what is measured, and over what |
+//! | `measure` | one measurement: starts the pair, reads both reports and the library's counters |
+//! | `counters` | the library's own account of what became of the connections |
+//! | `role` | what a server and a client do: session, placement, report |
+//! | `ping_pong`, `event_loop`, `stream`, `connect`, `idle` | the workloads, both sides of each |
+//! | `message`, `socket` | messages that prove themselves; the calls they travel by |
+//! | `report`, `machine` | median and spread, the table, the JSON; where it was measured |
+
+mod connect;
+mod counters;
+mod event_loop;
+mod idle;
+mod machine;
+mod measure;
+mod message;
+mod ping_pong;
+mod plan;
+mod report;
+mod role;
+mod socket;
+mod stream;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use plan::Transport;
+
+/// Measures this machine: round trips, stream throughput, connections, memory.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Args {
+    /// Measurements of each workload over each transport, in turn.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Seconds of one measurement, after a warm-up on the same connections.
+    #[arg(long, default_value_t = 1.0, value_parser = seconds)]
+    seconds: f64,
+    /// Only workloads whose name contains this text (repeatable; --list shows the names).
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+    /// Only over these transports (repeatable).
+    #[arg(long, value_enum)]
+    transport: Vec<Transport>,
+    /// Also write the results as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Print the names of the workloads and exit.
+    #[arg(long)]
+    list: bool,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Role {
+    /// The server of one measurement.
+    #[command(hide = true)]
+    Serve { session: String },
+    /// The client of one measurement.
+    #[command(hide = true)]
+    Drive { session: String },
+}
+
+/// Runs the benchmark, or one of its two roles.
+///
+/// # Errors
+/// No workload is left to run, the library is missing, or a measurement failed: a role died, saw bytes that
+/// were not sent to it, or gave no result in time. What was measured until the end is reported all the same.
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    match &args.role {
+        Some(Role::Serve { session }) => return role::serve(session),
+        Some(Role::Drive { session }) => return role::drive(session),
+        None => {}
+    }
+    let plan = plan::plan(&args.only, &args.transport)?;
+    if args.list {
+        for variant in &plan {
+            println!("{}", variant.name());
+        }
+        return Ok(());
+    }
+    let machine = machine::facts();
+    let outcome = measure::run(&plan, args.rounds, args.seconds)?;
+    print!("{}", report::markdown(&machine, &outcome, args.rounds, args.seconds));
+    if let Some(path) = &args.json {
+        let json = report::json(&machine, &outcome, args.rounds, args.seconds);
+        std::fs::write(path, format!("{json:#}\n")).with_context(|| format!("write {}", path.display()))?;
+    }
+    ensure!(outcome.failures.is_empty(), "{} measurements failed", outcome.failures.len());
+    Ok(())
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.01..=600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a number of seconds from 0.01 to 600".to_owned()),
+    }
+}

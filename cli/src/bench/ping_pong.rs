@@ -1,0 +1,76 @@
+//! Ping-pong on one connection, waiting in `recv` and `send` or in `poll`.
+//!
+//! With `poll` the sockets are non-blocking, and a process asks `poll` before it reads: that is how a
+//! program is written that also has other things to wait for.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+
+use super::message::{Author, Phase, Reader};
+use super::plan::Wait;
+use super::role::{Meter, Report, Session, Usage};
+use super::socket::{Listener, receive_all, set_nonblocking, transmit_all};
+
+/// Round trips between two looks at the clock.
+const BATCH: u64 = 16;
+
+/// Echoes the messages of one connection.
+pub(super) fn serve(listener: &Listener, wait: Wait, size: usize) -> anyhow::Result<Report> {
+    let stream = prepare(listener.accept().context("accept")?, wait)?;
+    let (mut reader, mut meter) = (Reader::new(size), Meter::new());
+    let mut message = vec![0; size];
+    while receive_all(&stream, &mut message, wait).context("receive")? {
+        meter.observe(reader.check(&message)?)?;
+        transmit_all(&stream, &message).context("send")?;
+    }
+    meter.finish()
+}
+
+/// Sends a message, waits for its echo, and so on.
+pub(super) fn drive(session: &Session, wait: Wait, size: usize) -> anyhow::Result<Report> {
+    let stream = prepare(session.endpoint.connect().context("connect")?, wait)?;
+    let mut client = Client { stream, wait, author: Author::new(0, size), echo: vec![0; size] };
+    client.run(Phase::WarmUp, session.warm_up)?;
+    let before = Usage::now(false)?;
+    let (operations, elapsed) = client.run(Phase::Measured, session.seconds)?;
+    let used = Usage::now(false)?.since(&before, operations);
+    client.round_trip(Phase::End)?;
+    Ok(Report { seconds: elapsed.as_secs_f64(), connections: 1, ..used })
+}
+
+struct Client {
+    stream: OwnedFd,
+    wait: Wait,
+    author: Author,
+    echo: Vec<u8>,
+}
+
+impl Client {
+    fn run(&mut self, phase: Phase, seconds: f64) -> anyhow::Result<(u64, Duration)> {
+        let (start, limit) = (Instant::now(), Duration::from_secs_f64(seconds));
+        let mut count = 0;
+        loop {
+            for _ in 0..BATCH {
+                self.round_trip(phase)?;
+            }
+            count += BATCH;
+            let elapsed = start.elapsed();
+            if elapsed >= limit {
+                return Ok((count, elapsed));
+            }
+        }
+    }
+
+    fn round_trip(&mut self, phase: Phase) -> anyhow::Result<()> {
+        transmit_all(&self.stream, self.author.next(phase)).context("send")?;
+        let open = receive_all(&self.stream, &mut self.echo, self.wait).context("receive")?;
+        ensure!(open, "the server closed the connection");
+        self.author.check(&self.echo)
+    }
+}
+
+fn prepare(stream: OwnedFd, wait: Wait) -> anyhow::Result<OwnedFd> {
+    if wait == Wait::Blocking { Ok(stream) } else { set_nonblocking(stream).context("make it non-blocking") }
+}

@@ -1,0 +1,252 @@
+//! What is measured: workload × placement, each over several transports.
+
+use std::fmt;
+
+use super::stream;
+use anyhow::ensure;
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+/// How the bytes of a measurement travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Transport {
+    /// TCP over 127.0.0.1.
+    Tcp,
+    /// A Unix stream socket.
+    Unix,
+    /// TCP over 127.0.0.1, both processes with the library preloaded.
+    Thallus,
+    /// TCP over 127.0.0.1, only the client with the library.
+    ClientOnly,
+    /// TCP over 127.0.0.1, only the server with the library.
+    ServerOnly,
+}
+
+impl Transport {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Unix => "unix",
+            Self::Thallus => "thallus",
+            Self::ClientOnly => "client-only",
+            Self::ServerOnly => "server-only",
+        }
+    }
+
+    pub(super) fn preloads_client(self) -> bool {
+        matches!(self, Self::Thallus | Self::ClientOnly)
+    }
+
+    pub(super) fn preloads_server(self) -> bool {
+        matches!(self, Self::Thallus | Self::ServerOnly)
+    }
+}
+
+/// How a process waits for the other side's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Wait {
+    /// In `recv` and `send`.
+    Blocking,
+    /// In `poll`, on non-blocking sockets.
+    Poll,
+    /// In a level-triggered `epoll_wait`, on non-blocking sockets.
+    Epoll,
+}
+
+/// What the client asks of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Workload {
+    /// Messages of `size` bytes, echoed; one outstanding on each connection. Round trips per second.
+    PingPong { wait: Wait, size: usize, connections: usize },
+    /// 64 KiB writes one way, from and into `memory` bytes in turn. Gigabytes (10⁹) per second.
+    Stream { memory: usize },
+    /// Connect, one 64-byte request and reply, close; one after the other. Connections per second.
+    Connect,
+    /// Memory of `connections` idle connections, both processes together. Bytes per connection.
+    Idle { connections: usize },
+}
+
+/// The CPUs that the processes may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// The server on one core, the client on another.
+    Cores { server: usize, client: usize },
+    /// Both on this core.
+    OneCore(usize),
+    /// Where the scheduler puts them.
+    Unpinned,
+}
+
+impl Placement {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Cores { .. } => "cores",
+            Self::OneCore(_) => "one-core",
+            Self::Unpinned => "unpinned",
+        }
+    }
+
+    pub(super) fn server(self) -> Option<usize> {
+        match self {
+            Self::Cores { server, .. } => Some(server),
+            Self::OneCore(cpu) => Some(cpu),
+            Self::Unpinned => None,
+        }
+    }
+
+    pub(super) fn client(self) -> Option<usize> {
+        match self {
+            Self::Cores { client, .. } => Some(client),
+            Self::OneCore(cpu) => Some(cpu),
+            Self::Unpinned => None,
+        }
+    }
+}
+
+/// One line of the result.
+#[derive(Debug, Clone)]
+pub(super) struct Variant {
+    pub(super) workload: Workload,
+    pub(super) placement: Placement,
+    /// Whether this is about a peer that has no library.
+    pub(super) one_sided: bool,
+    /// TCP first, as what the others are compared with.
+    pub(super) transports: Vec<Transport>,
+}
+
+impl Variant {
+    /// Its name, as `--only` and the JSON use it: `ping-pong/64/epoll/cores`.
+    pub(super) fn name(&self) -> String {
+        let group = if self.one_sided { "one-sided/" } else { "" };
+        format!("{group}{}/{}", self.workload, self.placement.name())
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PingPong { wait, size, connections } => {
+                let wait = match wait {
+                    Wait::Blocking => "blocking",
+                    Wait::Poll => "poll",
+                    Wait::Epoll => "epoll",
+                };
+                write!(out, "ping-pong/{size}/{wait}")?;
+                if *connections > 1 {
+                    write!(out, "-{connections}")?;
+                }
+                Ok(())
+            }
+            Self::Stream { memory } if *memory < MIB => write!(out, "stream/{}KiB", memory / 1024),
+            Self::Stream { memory } => write!(out, "stream/{}MiB", memory / MIB),
+            Self::Connect => out.write_str("connect/64"),
+            Self::Idle { connections } => write!(out, "idle/{connections}"),
+        }
+    }
+}
+
+/// All variants whose name contains one of `only` (all, if empty), over those of `transports` (all, if empty).
+///
+/// # Errors
+/// Nothing is left, or the CPUs of this process can't be read.
+pub(super) fn plan(only: &[String], transports: &[Transport]) -> anyhow::Result<Vec<Variant>> {
+    let mut plan = all(&allowed_cpus()?);
+    plan.retain(|variant| only.is_empty() || only.iter().any(|text| variant.name().contains(text)));
+    for variant in &mut plan {
+        variant.transports.retain(|transport| transports.is_empty() || transports.contains(transport));
+    }
+    plan.retain(|variant| match variant.transports[..] {
+        // One-sided without either side is plain TCP, which is in the plan anyway.
+        [] => false,
+        [Transport::Tcp] => !variant.one_sided,
+        _ => true,
+    });
+    ensure!(!plan.is_empty(), "no workload has such a name and transport (see `thallus bench --list`)");
+    Ok(plan)
+}
+
+fn all(cpus: &[usize]) -> Vec<Variant> {
+    let mut workloads = Vec::new();
+    for size in [64, 1024, 65536] {
+        for wait in [Wait::Blocking, Wait::Poll, Wait::Epoll] {
+            workloads.push(Workload::PingPong { wait, size, connections: 1 });
+        }
+    }
+    let small = Workload::PingPong { wait: Wait::Blocking, size: 64, connections: 1 };
+    let many = Workload::PingPong { wait: Wait::Epoll, size: 64, connections: 50 };
+    let cached = Workload::Stream { memory: stream::BLOCK };
+    workloads.extend([many, cached, Workload::Stream { memory: 64 * MIB }, Workload::Connect]);
+
+    let placements = placements(cpus);
+    let everywhere = |workload: Workload, one_sided: bool| {
+        let transports = if one_sided { ONE_SIDED } else { EACH };
+        let variant = move |&placement: &Placement| Variant {
+            workload,
+            placement,
+            one_sided,
+            transports: transports.to_vec(),
+        };
+        placements.iter().map(variant).collect::<Vec<_>>()
+    };
+    let mut plan: Vec<_> = workloads.into_iter().flat_map(|workload| everywhere(workload, false)).collect();
+    let idle = Workload::Idle { connections: 200 };
+    plan.extend(
+        everywhere(idle, false).into_iter().filter(|variant| variant.placement == Placement::Unpinned),
+    );
+    let one_sided = [small, many, cached, Workload::Connect];
+    plan.extend(one_sided.into_iter().flat_map(|workload| everywhere(workload, true)));
+    plan
+}
+
+fn placements(cpus: &[usize]) -> Vec<Placement> {
+    let mut placements = Vec::new();
+    if let [server, client, ..] = *cpus {
+        placements.push(Placement::Cores { server, client });
+    }
+    if let [cpu, ..] = *cpus {
+        placements.push(Placement::OneCore(cpu));
+    }
+    placements.push(Placement::Unpinned);
+    placements
+}
+
+/// The CPUs that this process may run on, lowest first.
+pub(super) fn allowed_cpus() -> nix::Result<Vec<usize>> {
+    let set = sched_getaffinity(Pid::from_raw(0))?;
+    Ok((0..CpuSet::count()).filter(|&cpu| set.is_set(cpu) == Ok(true)).collect())
+}
+
+const MIB: usize = 1 << 20;
+const EACH: [Transport; 3] = [Transport::Tcp, Transport::Unix, Transport::Thallus];
+const ONE_SIDED: [Transport; 3] = [Transport::Tcp, Transport::ClientOnly, Transport::ServerOnly];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let plan = all(&[0, 1]);
+        let names: HashSet<_> = plan.iter().map(Variant::name).collect();
+        assert_eq!(names.len(), plan.len());
+        assert!(names.contains("ping-pong/64/epoll-50/cores"));
+        assert!(names.contains("stream/64MiB/one-core"));
+        assert!(names.contains("one-sided/connect/64/unpinned"));
+    }
+
+    #[test]
+    fn a_single_cpu_leaves_two_placements() {
+        assert_eq!(placements(&[3]), [Placement::OneCore(3), Placement::Unpinned]);
+    }
+
+    #[test]
+    fn a_filter_that_matches_nothing_is_an_error() {
+        assert!(plan(&["no-such-workload".to_owned()], &[]).is_err());
+        assert!(plan(&["one-sided/".to_owned()], &[Transport::Unix]).is_err());
+    }
+}

@@ -1,0 +1,378 @@
+//! The result as a Markdown table and as JSON: medians, spread, ratios, and the path that the bytes took.
+//!
+//! A ratio is claimed only where it is about Thallus: if every connection of the measurement was upgraded on
+//! both sides. Where staying on TCP is the point (short connections, a peer without the library), it always is.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::counters::Counters;
+use super::machine::Machine;
+use super::measure::{Measured, Outcome, Sample, Series};
+use super::plan::{Transport, Workload};
+
+/// The tables, with the facts that belong to them.
+pub(super) fn markdown(machine: &Machine, outcome: &Outcome, rounds: u32, seconds: f64) -> String {
+    let mut text = String::new();
+    let kind = if machine.is_virtual { "virtual machine" } else { "machine" };
+    let gib = machine.memory_bytes >> 30;
+    put(
+        &mut text,
+        format_args!("{}, {} CPUs, {gib} GiB ({kind}), Linux {}", machine.cpu, machine.cpus, machine.kernel),
+    );
+    put(
+        &mut text,
+        format_args!("Median (lowest–highest) of {rounds} rounds of {seconds} s, transports in turn."),
+    );
+    put(
+        &mut text,
+        format_args!("cores: server and client each on its own; one-core: both on the same; unpinned.\n"),
+    );
+    let idle = |measured: &&Measured| matches!(measured.variant.workload, Workload::Idle { .. });
+    let one_sided = |measured: &&Measured| measured.variant.one_sided;
+    let speed: Vec<_> = outcome.measured.iter().filter(|one| !idle(one) && !one_sided(one)).collect();
+    if !speed.is_empty() {
+        let columns = [Transport::Tcp, Transport::Unix, Transport::Thallus];
+        text += &table(&speed, &columns, "Thallus ÷ TCP", "CPU s per million: TCP / Unix / Thallus");
+    }
+    let one_sided: Vec<_> = outcome.measured.iter().filter(one_sided).collect();
+    if !one_sided.is_empty() {
+        put(&mut text, format_args!("A peer without Thallus:\n"));
+        let columns = [Transport::Tcp, Transport::ClientOnly, Transport::ServerOnly];
+        text += &table(
+            &one_sided,
+            &columns,
+            "client ÷ TCP, server ÷ TCP",
+            "CPU s per million: TCP / client / server",
+        );
+    }
+    for measured in outcome.measured.iter().filter(idle) {
+        put(
+            &mut text,
+            format_args!("Resident memory per idle connection, client and server together (Pss):\n"),
+        );
+        text += &memory_table(measured);
+    }
+    for failure in &outcome.failures {
+        put(&mut text, format_args!("FAILED: {failure}"));
+    }
+    text
+}
+
+fn table(rows: &[&Measured], columns: &[Transport], ratio: &str, cpu: &str) -> String {
+    let mut text = String::from("| workload | unit |");
+    for transport in columns {
+        let title = match transport {
+            Transport::Tcp => "TCP",
+            Transport::Unix => "Unix socket",
+            Transport::Thallus => "Thallus",
+            Transport::ClientOnly => "only the client has it",
+            Transport::ServerOnly => "only the server has it",
+        };
+        put_part(&mut text, format_args!(" {title} |"));
+    }
+    put(&mut text, format_args!(" {ratio} | {cpu} | path |"));
+    put(&mut text, format_args!("|---|---|{}---|---|---|", "--:|".repeat(columns.len())));
+    for measured in rows {
+        put_part(
+            &mut text,
+            format_args!("| {} | {} |", measured.variant.name(), unit(measured.variant.workload)),
+        );
+        for &column in columns {
+            put_part(
+                &mut text,
+                format_args!(" {} |", measured.series(column).map_or("–".to_owned(), spread)),
+            );
+        }
+        let ratios = columns[1..].iter().filter(|&&column| column != Transport::Unix);
+        let ratios: Vec<_> = ratios.map(|&column| ratio_text(measured, column)).collect();
+        let cpu: Vec<_> = columns.iter().map(|&column| cpu_text(measured.series(column))).collect();
+        let paths: Vec<_> =
+            columns.iter().filter_map(|&column| path_text(measured.series(column)?)).collect();
+        put(&mut text, format_args!(" {} | {} | {} |", ratios.join(", "), cpu.join(" / "), paths.join("; ")));
+    }
+    text.push('\n');
+    text
+}
+
+fn memory_table(measured: &Measured) -> String {
+    let mut text = String::from("| transport | KiB | path |\n|---|--:|---|\n");
+    for series in &measured.series {
+        let Some(Spread { median, low, high }) =
+            Spread::of(series.samples.iter().map(|sample| sample.value / 1024.0))
+        else {
+            continue;
+        };
+        let path = path_text(series).unwrap_or_default();
+        let name = series.transport.name();
+        put(&mut text, format_args!("| {name} | {median:.1} ({low:.1}–{high:.1}) | {path} |"));
+    }
+    text.push('\n');
+    text
+}
+
+/// Everything that was measured, each round for itself.
+pub(super) fn json(machine: &Machine, outcome: &Outcome, rounds: u32, seconds: f64) -> Value {
+    let results: Vec<_> = outcome.measured.iter().map(result_json).collect();
+    json!({
+        "machine": machine,
+        "rounds": rounds,
+        "seconds": seconds,
+        "results": results,
+        "failures": outcome.failures,
+    })
+}
+
+fn result_json(measured: &Measured) -> Value {
+    let mut transports = serde_json::Map::new();
+    for series in &measured.series {
+        let spread = Spread::of(series.samples.iter().map(|sample| sample.value));
+        let samples: Vec<_> = series.samples.iter().map(sample_json).collect();
+        let entry = json!({
+            "median": spread.as_ref().map(|spread| spread.median),
+            "min": spread.as_ref().map(|spread| spread.low),
+            "max": spread.as_ref().map(|spread| spread.high),
+            "cpu_seconds_per_million": cpu(series),
+            "ratio_to_tcp": ratio(measured, series.transport).ok(),
+            "path": path_text(series),
+            "samples": samples,
+        });
+        transports.insert(series.transport.name().to_owned(), entry);
+    }
+    json!({
+        "name": measured.variant.name(),
+        "unit": unit(measured.variant.workload),
+        "placement": measured.variant.placement.name(),
+        "server_cpu": measured.variant.placement.server(),
+        "client_cpu": measured.variant.placement.client(),
+        "transports": transports,
+    })
+}
+
+fn sample_json(sample: &Sample) -> Value {
+    json!({
+        "value": sample.value,
+        "cpu_seconds_per_million": sample.cpu_per_million,
+        "connections": sample.connections,
+        "client_memory": sample.memory.map(|memory| memory.0),
+        "server_memory": sample.memory.map(|memory| memory.1),
+        "client": sample.client,
+        "server": sample.server,
+    })
+}
+
+fn unit(workload: Workload) -> &'static str {
+    match workload {
+        Workload::PingPong { .. } => "round trips/s",
+        Workload::Stream { .. } => "GB/s",
+        Workload::Connect => "connections/s",
+        Workload::Idle { .. } => "bytes/connection",
+    }
+}
+
+/// How the connections of a series went: `None` without the library on either side.
+fn path_text(series: &Series) -> Option<String> {
+    let transport = series.transport;
+    let sides = [("client", transport.preloads_client()), ("server", transport.preloads_server())];
+    let opened: u64 = series.samples.iter().map(|sample| sample.connections).sum();
+    let mut texts = Vec::new();
+    for (side, preloaded) in sides {
+        if preloaded {
+            texts.push((
+                side,
+                counters(series, side)
+                    .map_or("no counters were written".to_owned(), |counters| describe(&counters, opened)),
+            ));
+        }
+    }
+    match &texts[..] {
+        [] => None,
+        [(_, client), (_, server)] if client == server => Some(client.clone()),
+        texts => {
+            Some(texts.iter().map(|(side, text)| format!("{side}: {text}")).collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+fn describe(counters: &Counters, opened: u64) -> String {
+    let mut text = format!("{} of {opened} upgraded", counters.upgraded());
+    if counters.upgraded() > 0 {
+        // Rounded down: 100 % means all.
+        let percent = (counters.ring_share() * 1000.0).floor() / 10.0;
+        put_part(&mut text, format_args!(" ({percent} % of the bytes)"));
+    }
+    for (reason, count) in &counters.not_upgraded {
+        put_part(&mut text, format_args!(", {reason} {count}"));
+    }
+    text
+}
+
+/// The counts of one side over all rounds; `None` if a round has none.
+fn counters(series: &Series, side: &str) -> Option<Counters> {
+    let mut sum = Counters::default();
+    for sample in &series.samples {
+        sum.add(if side == "client" { sample.client.as_ref()? } else { sample.server.as_ref()? });
+    }
+    (!series.samples.is_empty()).then_some(sum)
+}
+
+/// The ratio of the medians to that of TCP, or why there is none.
+fn ratio(measured: &Measured, transport: Transport) -> Result<f64, &'static str> {
+    let median = |transport| {
+        let series = measured.series(transport)?;
+        Some(Spread::of(series.samples.iter().map(|sample| sample.value))?.median)
+    };
+    let (Some(tcp), Some(own)) = (median(Transport::Tcp), median(transport)) else { return Err("–") };
+    let about_upgrades = transport == Transport::Thallus && measured.variant.workload != Workload::Connect;
+    if about_upgrades && !measured.series(transport).is_some_and(all_upgraded) {
+        return Err("not claimed: not upgraded");
+    }
+    Ok(own / tcp)
+}
+
+fn all_upgraded(series: &Series) -> bool {
+    let opened: u64 = series.samples.iter().map(|sample| sample.connections).sum();
+    let upgraded = |side| counters(series, side).is_some_and(|counters| counters.upgraded() == opened);
+    upgraded("client") && upgraded("server")
+}
+
+fn ratio_text(measured: &Measured, transport: Transport) -> String {
+    ratio(measured, transport).map_or_else(str::to_owned, |ratio| format!("{ratio:.2}×"))
+}
+
+fn cpu(series: &Series) -> Option<f64> {
+    Some(Spread::of(series.samples.iter().filter_map(|sample| sample.cpu_per_million))?.median)
+}
+
+fn cpu_text(series: Option<&Series>) -> String {
+    series.and_then(cpu).map_or("–".to_owned(), |cpu| format!("{cpu:.2}"))
+}
+
+fn spread(series: &Series) -> String {
+    match Spread::of(series.samples.iter().map(|sample| sample.value)) {
+        Some(Spread { median, low, high }) => {
+            format!("{} ({}–{})", number(median), number(low), number(high))
+        }
+        None => "failed".to_owned(),
+    }
+}
+
+/// `12,345` from a thousand on, else three digits: `4.37`, `43.7`, `437`.
+fn number(value: f64) -> String {
+    if value < 1000.0 {
+        let decimals = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+        return format!("{value:.decimals$}");
+    }
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+struct Spread {
+    median: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Spread {
+    /// `None` of nothing.
+    fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let (&low, &high) = (values.first()?, values.last()?);
+        let middle = values.len() / 2;
+        let median = if values.len().is_multiple_of(2) {
+            f64::midpoint(values[middle - 1], values[middle])
+        } else {
+            values[middle]
+        };
+        Some(Self { median, low, high })
+    }
+}
+
+impl Measured {
+    fn series(&self, transport: Transport) -> Option<&Series> {
+        self.series.iter().find(|series| series.transport == transport)
+    }
+}
+
+fn put(text: &mut String, line: std::fmt::Arguments<'_>) {
+    put_part(text, line);
+    text.push('\n');
+}
+
+fn put_part(text: &mut String, part: std::fmt::Arguments<'_>) {
+    text.write_fmt(part).expect("a string takes everything");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::{Placement, Variant, Wait};
+    use super::*;
+
+    fn sample(value: f64, upgraded: Option<u64>) -> Sample {
+        let counters = upgraded.map(|count| Counters {
+            upgraded: [("shm".to_owned(), count)].into(),
+            not_upgraded: if count == 0 { [("short".to_owned(), 1)].into() } else { [].into() },
+            ring_bytes_sent: count * 1000,
+            ..Counters::default()
+        });
+        let (client, server) = (counters.clone(), counters);
+        Sample { value, cpu_per_million: Some(2.0), memory: None, connections: 1, client, server }
+    }
+
+    fn measured(thallus: Vec<Sample>) -> Measured {
+        let workload = Workload::PingPong { wait: Wait::Poll, size: 64, connections: 1 };
+        let transports = vec![Transport::Tcp, Transport::Thallus];
+        let tcp = Series { transport: Transport::Tcp, samples: vec![sample(1.0, None), sample(2.0, None)] };
+        Measured {
+            variant: Variant { workload, placement: Placement::Unpinned, one_sided: false, transports },
+            series: vec![tcp, Series { transport: Transport::Thallus, samples: thallus }],
+        }
+    }
+
+    #[test]
+    fn a_ratio_is_claimed_when_all_connections_were_upgraded() {
+        let measured = measured(vec![sample(30.0, Some(1)), sample(60.0, Some(1))]);
+        assert_eq!(ratio(&measured, Transport::Thallus), Ok(30.0));
+        let path = path_text(&measured.series[1]).unwrap();
+        assert_eq!(path, "2 of 2 upgraded (100 % of the bytes)");
+    }
+
+    #[test]
+    fn no_ratio_is_claimed_for_connections_that_stayed_on_tcp() {
+        let some = measured(vec![sample(30.0, Some(1)), sample(60.0, Some(0))]);
+        assert!(ratio(&some, Transport::Thallus).is_err());
+        assert!(path_text(&some.series[1]).unwrap().contains("1 of 2 upgraded"));
+        assert!(path_text(&some.series[1]).unwrap().contains("short 1"));
+    }
+
+    #[test]
+    fn no_ratio_is_claimed_without_counters() {
+        let unknown = measured(vec![sample(30.0, Some(1)), sample(60.0, None)]);
+        assert!(ratio(&unknown, Transport::Thallus).is_err());
+        assert_eq!(path_text(&unknown.series[1]).unwrap(), "no counters were written");
+    }
+
+    #[test]
+    fn a_median_of_an_even_number_lies_between() {
+        let spread = Spread::of([4.0, 1.0, 3.0, 2.0].into_iter()).unwrap();
+        assert_eq!((spread.median, spread.low, spread.high), (2.5, 1.0, 4.0));
+        assert!(Spread::of([].into_iter()).is_none());
+    }
+
+    #[test]
+    fn numbers_are_grouped_by_thousands() {
+        assert_eq!(number(1_234_567.4), "1,234,567");
+        assert_eq!(number(1000.0), "1,000");
+        assert_eq!(number(4.367), "4.37");
+        assert_eq!(number(43.67), "43.7");
+    }
+}

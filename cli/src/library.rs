@@ -1,0 +1,78 @@
+//! Where the library is, and how it is named in `LD_PRELOAD`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// File name of the library.
+pub(crate) const NAME: &str = "libthallus_shim.so";
+
+/// Where it may lie, relative to the folder of the executable: a build tree, then an installation.
+const FOLDERS: [&str; 3] = [".", "../lib", "../lib/thallus"];
+
+/// The library that belongs to the executable at `executable`.
+pub(crate) fn beside(executable: &Path) -> Option<PathBuf> {
+    let folder = executable.parent()?;
+    FOLDERS.iter().find_map(|place| folder.join(place).join(NAME).canonicalize().ok())
+}
+
+/// The folders that [`beside`] looks into, for an error message.
+pub(crate) fn places(executable: &Path) -> String {
+    let folder = executable.parent().unwrap_or(Path::new("/"));
+    let places: Vec<_> =
+        FOLDERS.iter().map(|place| folder.join(place).components().as_path().display().to_string()).collect();
+    places.join(", ")
+}
+
+/// The character of `library` that the loader would take as the end of its name, or expand, if any.
+/// `LD_PRELOAD` knows no quoting; ld.so(8), "Dynamic string tokens" for the `$`.
+pub(crate) fn unusable_character(library: &Path) -> Option<&'static str> {
+    library.as_os_str().as_bytes().iter().find_map(|byte| match byte {
+        b' ' => Some("a space"),
+        b':' => Some("a colon"),
+        b'$' => Some("a dollar sign"),
+        _ => None,
+    })
+}
+
+/// `LD_PRELOAD` with `library` in front of what is there already; named once, however deeply nested.
+pub(crate) fn prepend(library: &Path, existing: Option<&OsStr>) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    let existing = existing.unwrap_or_default().as_bytes();
+    for entry in existing.split(|byte| matches!(byte, b' ' | b':')) {
+        if !entry.is_empty() && entry != library.as_os_str().as_bytes() {
+            value.push(":");
+            value.push(OsStr::from_bytes(entry));
+        }
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_preloaded_libraries_are_kept_behind_ours() {
+        let library = Path::new("/opt/lib.so");
+        let with = |existing: &str| prepend(library, Some(OsStr::new(existing))).into_string().unwrap();
+        assert_eq!(prepend(library, None), "/opt/lib.so");
+        assert_eq!(with(""), "/opt/lib.so");
+        assert_eq!(with("/a.so"), "/opt/lib.so:/a.so");
+        assert_eq!(with("/a.so /b.so: "), "/opt/lib.so:/a.so:/b.so");
+    }
+
+    #[test]
+    fn our_library_is_named_once() {
+        let value = prepend(Path::new("/opt/lib.so"), Some(OsStr::new("/a.so:/opt/lib.so")));
+        assert_eq!(value, "/opt/lib.so:/a.so");
+    }
+
+    #[test]
+    fn paths_that_the_loader_would_take_apart_are_noticed() {
+        assert_eq!(unusable_character(Path::new("/opt/lib.so")), None);
+        assert_eq!(unusable_character(Path::new("/my files/lib.so")), Some("a space"));
+        assert_eq!(unusable_character(Path::new("/a:b/lib.so")), Some("a colon"));
+        assert_eq!(unusable_character(Path::new("/$LIB/lib.so")), Some("a dollar sign"));
+    }
+}

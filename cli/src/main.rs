@@ -1,0 +1,49 @@
+//! The `thallus` command: starts programs with the library, shows what their connections do, measures it.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod elf;
+mod library;
+mod program;
+mod run;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Moves the TCP connections of unmodified programs over shared memory.
+#[derive(Debug, Parser)]
+#[command(name = "thallus", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Args),
+    Status(status::Args),
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        // Returns only if the program could not be started.
+        Command::Run(args) => {
+            let failure = run::exec(&args);
+            eprintln!("thallus: {failure}");
+            return ExitCode::from(failure.exit_status());
+        }
+        Command::Status(args) => status::run(&args),
+        Command::Bench(args) => bench::run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("thallus: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! `thallus run`: checks that the program can be accelerated, and becomes it.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, create_dir_all};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{PathBuf, absolute};
+use std::process::Command;
+
+use clap::ValueEnum;
+use thiserror::Error;
+
+use crate::elf::{Abi, Image};
+use crate::library;
+use crate::program::{self, Missing, Obstacle};
+
+/// Start a program with its TCP connections over shared memory where possible
+///
+/// The program and everything it starts are preloaded with the library. A connection
+/// leaves TCP when both of its ends are; all others work as always. An option that is
+/// not given leaves its variable in the environment as it is.
+///
+/// Exit status: the program's own; 127 if it is not found, 126 if it can't be executed,
+/// 2 if it can't be accelerated (statically linked, set-user-ID, file capabilities,
+/// another machine or libc), or if the library is missing.
+#[derive(clap::Args, Debug)]
+#[command(verbatim_doc_comment, override_usage = "thallus run [OPTIONS] [--] COMMAND [ARGUMENT]...")]
+pub(crate) struct Args {
+    /// Write what each process did to DIR/PID.json when it exits; DIR is created [THALLUS_STATS]
+    #[arg(long, value_name = "DIR")]
+    stats: Option<PathBuf>,
+
+    /// Only these server ports, such as 5432,6379,8000-8100 [THALLUS_PORTS]
+    #[arg(long, value_name = "LIST", value_parser = ports)]
+    ports: Option<String>,
+
+    /// What may carry the bytes of a connection instead of TCP [THALLUS_FABRIC]
+    #[arg(long, value_enum)]
+    fabric: Option<Fabric>,
+
+    /// Log to standard error or PATH: off, error, warn, info or debug [THALLUS_LOG]
+    #[arg(long, value_name = "LEVEL[:PATH]", value_parser = log)]
+    log: Option<OsString>,
+
+    /// Longest time to spin for data before sleeping, in microseconds; 0 never spins [THALLUS_SPIN_US]
+    #[arg(long, value_name = "N")]
+    spin_us: Option<u32>,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Fabric {
+    /// Whatever is best for each connection
+    Auto,
+    /// Shared memory, to peers on this host
+    Shm,
+    /// None: count and report only
+    Off,
+}
+
+/// Why the program was not started.
+#[derive(Debug, Error)]
+pub(crate) enum Failure {
+    #[error("can't tell where this executable is, and so where {} is: {_0}", library::NAME)]
+    Executable(#[source] io::Error),
+    #[error("{} is missing: looked in {places}", library::NAME)]
+    NoLibrary { places: String },
+    #[error("{} can't be preloaded: its path has {character}, which LD_PRELOAD can't express", .library.display())]
+    UnusablePath { library: PathBuf, character: &'static str },
+    #[error("{} can't be preloaded: it is not a shared library", .0.display())]
+    NotALibrary(PathBuf),
+    #[error("can't create {}: {source}", .folder.display())]
+    Stats { folder: PathBuf, source: io::Error },
+    #[error("{}: not found", .0.display())]
+    NotFound(PathBuf),
+    #[error("{}: not executable", .0.display())]
+    NotExecutable(PathBuf),
+    #[error("{_0}")]
+    Obstacle(Obstacle),
+    #[error("{}: its interpreter or loader is missing", .0.display())]
+    NoInterpreter(PathBuf),
+    #[error("can't execute {}: {source}", .program.display())]
+    Exec { program: PathBuf, source: io::Error },
+}
+
+impl Failure {
+    /// As shells and env(1) do for what concerns the program; 2 for what concerns us.
+    pub(crate) fn exit_status(&self) -> u8 {
+        match self {
+            Self::NotFound(_) | Self::NoInterpreter(_) => 127,
+            Self::NotExecutable(_) | Self::Exec { .. } => 126,
+            _ => 2,
+        }
+    }
+}
+
+/// Replaces this process by the program; returns only if that fails.
+pub(crate) fn exec(args: &Args) -> Failure {
+    match prepare(args) {
+        Err(failure) => failure,
+        Ok((program, mut command)) => match command.exec() {
+            source if source.kind() == io::ErrorKind::NotFound => Failure::NoInterpreter(program),
+            source => Failure::Exec { program, source },
+        },
+    }
+}
+
+fn prepare(args: &Args) -> Result<(PathBuf, Command), Failure> {
+    let (name, arguments) = args.command.split_first().expect("clap requires a command");
+    let path = env::var_os("PATH");
+    let program = program::find(name, path.as_deref()).map_err(|missing| match missing {
+        Missing::NotFound => Failure::NotFound(name.into()),
+        Missing::NotExecutable => Failure::NotExecutable(name.into()),
+    })?;
+
+    let (library, abi) = usable_library()?;
+    if let Some(obstacle) = program::obstacle(&program, path.as_deref(), abi) {
+        return Err(Failure::Obstacle(obstacle));
+    }
+
+    // A path with a slash, so exec does not search again.
+    let mut command = Command::new(&program);
+    command.arg0(name).args(arguments);
+    command.env("LD_PRELOAD", library::prepend(&library, env::var_os("LD_PRELOAD").as_deref()));
+    if let Some(folder) = &args.stats {
+        let failed = |source| Failure::Stats { folder: folder.clone(), source };
+        create_dir_all(folder).map_err(failed)?;
+        // The program and its children may change their current folder.
+        command.env("THALLUS_STATS", folder.canonicalize().map_err(failed)?);
+    }
+    command.envs(settings(args));
+    Ok((program, command))
+}
+
+fn usable_library() -> Result<(PathBuf, Abi), Failure> {
+    let executable = env::current_exe().map_err(Failure::Executable)?;
+    let library = library::beside(&executable)
+        .ok_or_else(|| Failure::NoLibrary { places: library::places(&executable) })?;
+    if let Some(character) = library::unusable_character(&library) {
+        return Err(Failure::UnusablePath { library, character });
+    }
+    let image = File::open(&library).ok().and_then(|file| Image::read(&file).ok().flatten());
+    match image {
+        Some(image) => Ok((library, image.abi)),
+        None => Err(Failure::NotALibrary(library)),
+    }
+}
+
+/// The variables that hand the options on to the library.
+fn settings(args: &Args) -> impl Iterator<Item = (&'static str, OsString)> {
+    let fabric = args.fabric.map(|fabric| match fabric {
+        Fabric::Auto => "auto",
+        Fabric::Shm => "shm",
+        Fabric::Off => "off",
+    });
+    [
+        ("THALLUS_PORTS", args.ports.as_ref().map(OsString::from)),
+        ("THALLUS_FABRIC", fabric.map(OsString::from)),
+        ("THALLUS_LOG", args.log.clone()),
+        ("THALLUS_SPIN_US", args.spin_us.map(|limit| limit.to_string().into())),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name, value?)))
+}
+
+/// Checks a list of ports and ranges, both ends included.
+fn ports(list: &str) -> Result<String, String> {
+    let port = |text: &str| text.parse::<u16>().map_err(|_| format!("{text:?} is no port"));
+    for item in list.split(',').map(str::trim) {
+        match item.split_once('-') {
+            None => port(item).map(drop)?,
+            Some((first, last)) if port(first)? <= port(last)? => {}
+            Some(_) => return Err(format!("{item:?} is an empty range")),
+        }
+    }
+    Ok(list.to_owned())
+}
+
+/// Checks a log level, and makes the path behind it absolute: the program may change its folder.
+fn log(value: &str) -> Result<OsString, String> {
+    const LEVELS: [&str; 5] = ["off", "error", "warn", "info", "debug"];
+    let (level, path) = match value.split_once(':') {
+        Some((level, path)) => (level, Some(path)),
+        None => (value, None),
+    };
+    if !LEVELS.contains(&level) {
+        return Err(format!("the level is one of {}", LEVELS.join(", ")));
+    }
+    let mut value = OsString::from(level);
+    if let Some(path) = path {
+        value.push(OsStr::new(":"));
+        value.push(absolute(path).map_err(|error| error.to_string())?);
+    }
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_numbers_and_ranges() {
+        for good in ["5432", "5432, 6379", "8000-8100,1", "0-65535"] {
+            assert_eq!(ports(good), Ok(good.to_owned()));
+        }
+        for bad in ["", "a", "1,", "70000", "9-8", "1-2-3", "1 - 2", "-1"] {
+            assert!(ports(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_log_is_a_level_and_perhaps_a_path() {
+        assert_eq!(log("debug"), Ok("debug".into()));
+        assert_eq!(log("info:/tmp/a:b"), Ok("info:/tmp/a:b".into()));
+        let here = env::current_dir().unwrap().join("file");
+        assert_eq!(log("warn:file"), Ok(format!("warn:{}", here.display()).into()));
+        for bad in ["loud", "", ":x", "info:"] {
+            assert!(log(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! `thallus status`: the live processes that use the library, and what their connections do.
+
+mod scan;
+mod table;
+
+use std::io::{self, ErrorKind, Write};
+
+use anyhow::Context;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use thallus_transport::arena::{Block, Role, flag};
+
+/// Show live processes and where the bytes of their connections go
+///
+/// One line for each end of a connection: a connection between two processes of this host has two.
+/// FABRIC is shm, or tcp with the reason. Other users' processes are seen by root only.
+///
+/// With --json: an object with
+///   processes    array: pid, command, connections (how many)
+///   connections  array: pid, command, fd, role (client or server), local and peer (ADDRESS:PORT or null),
+///                fabric (shm or tcp), reason (null if shm), bytes_sent, bytes_received, ring_bytes_sent,
+///                ring_bytes_received, tcp_bytes_sent, tcp_bytes_received, doorbells_sent, sleeps,
+///                spin_hits, age_seconds
+///   hidden_processes  processes that could not be looked at for lack of permission
+///   other_versions    processes whose library is of another version
+#[derive(clap::Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Args {
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything that `thallus status` shows. The names of the fields are part of the interface.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Sorted by pid.
+    processes: Vec<ProcessSummary>,
+    /// Sorted by pid, then file descriptor.
+    connections: Vec<Connection>,
+    /// Processes that could not be looked at for lack of permission.
+    hidden_processes: usize,
+    /// Processes whose library is of a version that this command does not know.
+    other_versions: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct ProcessSummary {
+    pid: u32,
+    command: String,
+    connections: usize,
+}
+
+/// One end of a connection. Sizes in bytes.
+#[derive(Debug, Serialize)]
+struct Connection {
+    pid: u32,
+    command: String,
+    fd: u32,
+    role: &'static str,
+    local: Option<String>,
+    peer: Option<String>,
+    fabric: &'static str,
+    reason: Option<&'static str>,
+    bytes_sent: u64,
+    bytes_received: u64,
+    ring_bytes_sent: u64,
+    ring_bytes_received: u64,
+    tcp_bytes_sent: u64,
+    tcp_bytes_received: u64,
+    doorbells_sent: u64,
+    sleeps: u64,
+    spin_hits: u64,
+    age_seconds: f64,
+}
+
+/// Prints the report. Fails if `/proc` can't be read or standard output can't be written.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let report = report(&scan::scan().context("can't read /proc")?);
+    let text = if args.json {
+        let mut text = serde_json::to_string_pretty(&report)?;
+        text.push('\n');
+        text
+    } else {
+        table::render(&report)
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        // As in `thallus status | head`.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome.context("can't write to standard output"),
+    }
+}
+
+fn report(scan: &scan::Scan) -> Report {
+    let now_ns = boot_time_ns();
+    let mut connections: Vec<_> = scan
+        .families
+        .iter()
+        .flat_map(|family| {
+            family.chunk.blocks().filter_map(move |block| {
+                let owner = scan.owner(family, block.owner_pid.load(ORDERING))?;
+                Some(Connection::new(block, owner, now_ns))
+            })
+        })
+        .collect();
+    connections.sort_by_key(|connection| (connection.pid, connection.fd));
+
+    let processes = scan.processes();
+    let processes = processes.into_iter().map(|process| ProcessSummary {
+        pid: process.pid,
+        command: process.command.clone(),
+        connections: connections.iter().filter(|connection| connection.pid == process.pid).count(),
+    });
+    Report {
+        processes: processes.collect(),
+        connections,
+        hidden_processes: scan.hidden.len(),
+        other_versions: scan.other_versions,
+    }
+}
+
+/// Counters are looked at while their owners go on; each is exact, together they are not.
+const ORDERING: std::sync::atomic::Ordering = std::sync::atomic::Ordering::Relaxed;
+
+impl Connection {
+    fn new(block: &Block, owner: scan::Process, now_ns: u64) -> Self {
+        let in_ring = block.has(flag::READY)
+            || block.recv_switched.load(ORDERING) == 1
+            || block.send_switched.load(ORDERING) == 1;
+        let ring_bytes_sent = block.ring_sent.load(ORDERING);
+        let ring_bytes_received = block.ring_received.load(ORDERING);
+        let tcp_bytes_sent = block.tcp_sent.load(ORDERING);
+        let tcp_bytes_received = block.tcp_received.load(ORDERING);
+        Self {
+            pid: owner.pid,
+            command: owner.command,
+            fd: block.owner_fd.load(ORDERING),
+            role: match block.role() {
+                Role::Client => "client",
+                Role::Server => "server",
+            },
+            local: block.local().map(|address| address.to_string()),
+            peer: block.peer().map(|address| address.to_string()),
+            fabric: if in_ring { "shm" } else { "tcp" },
+            reason: (!in_ring).then(|| block.reason().name()),
+            bytes_sent: ring_bytes_sent.saturating_add(tcp_bytes_sent),
+            bytes_received: ring_bytes_received.saturating_add(tcp_bytes_received),
+            ring_bytes_sent,
+            ring_bytes_received,
+            tcp_bytes_sent,
+            tcp_bytes_received,
+            doorbells_sent: block.doorbells.load(ORDERING),
+            sleeps: block.sleeps.load(ORDERING),
+            spin_hits: block.spin_hits.load(ORDERING),
+            age_seconds: now_ns.saturating_sub(block.opened_ns()) as f64 / 1e9,
+        }
+    }
+}
+
+/// The clock of [`Block::opened_ns`].
+fn boot_time_ns() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let nanoseconds = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
+    u64::try_from(nanoseconds).unwrap_or(0)
+}

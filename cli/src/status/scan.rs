@@ -1,0 +1,155 @@
+//! Finds the processes that use the library, by the memfds of their arenas in `/proc/PID/fd`.
+//!
+//! An arena is shared by the forks of one family, so it is found once for each of them and told apart by
+//! its inode. Its blocks name their owners by the pid that the owner itself sees: in a container, another
+//! one than ours.
+
+use std::collections::BTreeMap;
+use std::fs::{read, read_dir, read_link, read_to_string};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
+use thallus_transport::arena::{Chunk, MEMFD_NAME};
+
+/// What a look at all processes has found.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    pub(crate) families: Vec<Family>,
+    /// Processes that could not be looked at for lack of permission, by pid.
+    pub(crate) hidden: BTreeMap<u32, Process>,
+    /// Processes with an arena of another version.
+    pub(crate) other_versions: usize,
+}
+
+/// Processes that share one arena.
+#[derive(Debug)]
+pub(crate) struct Family {
+    inode: Inode,
+    pub(crate) chunk: Chunk,
+    /// By the pid that each sees itself.
+    members: BTreeMap<u32, Process>,
+}
+
+/// A live process.
+#[derive(Clone, Debug)]
+pub(crate) struct Process {
+    /// Its pid as this command sees it.
+    pub(crate) pid: u32,
+    /// Its name as in `/proc/PID/comm`.
+    pub(crate) command: String,
+}
+
+/// Device and inode number.
+type Inode = (u64, u64);
+
+/// Looks at every process but this one. Fails only if `/proc` itself can't be read.
+pub(crate) fn scan() -> io::Result<Scan> {
+    let mut scan = Scan::default();
+    for entry in read_dir("/proc")? {
+        let pid = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+        if let Some(pid) = pid.filter(|&pid| pid != std::process::id()) {
+            scan.look_at(pid);
+        }
+    }
+    Ok(scan)
+}
+
+impl Scan {
+    /// The live process that a block of `family` names as `pid`; `None` if it has died.
+    pub(crate) fn owner(&self, family: &Family, pid: u32) -> Option<Process> {
+        // A pid can be used again, but not by another holder of the same arena. Members of a family may
+        // run as another user, whose file descriptors we do not see.
+        family.members.get(&pid).or_else(|| self.hidden.get(&pid)).cloned()
+    }
+
+    /// All processes with an arena, in the order of their pids.
+    pub(crate) fn processes(&self) -> Vec<&Process> {
+        let members = self.families.iter().flat_map(|family| family.members.values());
+        let by_pid: BTreeMap<_, _> = members.map(|process| (process.pid, process)).collect();
+        by_pid.into_values().collect()
+    }
+
+    fn look_at(&mut self, pid: u32) {
+        let folder = PathBuf::from(format!("/proc/{pid}"));
+        match arenas(&folder) {
+            Ok(arenas) if arenas.is_empty() => {}
+            Ok(arenas) => {
+                let Some(command) = command(&folder) else { return };
+                let inner_pid = innermost_pid(&folder).unwrap_or(pid);
+                let mut known = true;
+                for (inode, fd) in arenas {
+                    match self.family(inode, fd) {
+                        Some(family) => {
+                            family.members.insert(inner_pid, Process { pid, command: command.clone() });
+                        }
+                        None => known = false,
+                    }
+                }
+                self.other_versions += usize::from(!known);
+            }
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && has_memory(&folder) => {
+                if let Some(command) = command(&folder) {
+                    self.hidden.insert(pid, Process { pid, command });
+                }
+            }
+            // It has ended meanwhile.
+            Err(_) => {}
+        }
+    }
+
+    fn family(&mut self, inode: Inode, fd: std::os::fd::OwnedFd) -> Option<&mut Family> {
+        let index = match self.families.iter().position(|family| family.inode == inode) {
+            Some(index) => index,
+            None => {
+                let chunk = Chunk::inspect(fd)?;
+                self.families.push(Family { inode, chunk, members: BTreeMap::new() });
+                self.families.len() - 1
+            }
+        };
+        self.families.get_mut(index)
+    }
+}
+
+/// Opens the arenas that the process of `folder` has open.
+fn arenas(folder: &Path) -> io::Result<Vec<(Inode, std::os::fd::OwnedFd)>> {
+    let wanted = format!("/memfd:{MEMFD_NAME} (deleted)");
+    let mut arenas = Vec::new();
+    for entry in read_dir(folder.join("fd"))? {
+        let link = entry?.path();
+        match read_link(&link) {
+            Ok(target) if target.as_os_str() == wanted.as_str() => {}
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
+            // Another file, or one that was closed meanwhile.
+            _ => continue,
+        }
+        // Anyone can name a file so; were it a FIFO or a terminal, opening it must do nothing.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        match openat(CWD, &link, flags, Mode::empty()) {
+            Ok(fd) => {
+                let stat = fstat(&fd)?;
+                arenas.push(((stat.st_dev, stat.st_ino), fd));
+            }
+            Err(rustix::io::Errno::ACCESS) => return Err(ErrorKind::PermissionDenied.into()),
+            Err(_) => {}
+        }
+    }
+    Ok(arenas)
+}
+
+/// Kernel threads and zombies have none, and nothing to hide.
+fn has_memory(folder: &Path) -> bool {
+    read(folder.join("cmdline")).is_ok_and(|line| !line.is_empty())
+}
+
+fn command(folder: &Path) -> Option<String> {
+    let name = read(folder.join("comm")).ok()?;
+    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+}
+
+/// The pid that the process sees itself, the last of `NSpid` in `/proc/PID/status`.
+fn innermost_pid(folder: &Path) -> Option<u32> {
+    let status = read_to_string(folder.join("status")).ok()?;
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    pids.split_whitespace().next_back()?.parse().ok()
+}

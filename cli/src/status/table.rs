@@ -1,0 +1,195 @@
+//! The report as a table for people.
+
+use std::fmt::Write;
+
+use super::{Connection, Report};
+
+const TITLES: [&str; 11] =
+    ["PID", "COMMAND", "FD", "LOCAL", "PEER", "FABRIC", "SENT", "RECEIVED", "BELLS", "SLEEPS", "AGE"];
+
+/// Whether a column holds numbers, which stand at its right edge.
+const NUMBERS: [bool; 11] = [true, false, true, false, false, false, true, true, true, true, true];
+
+/// The whole report: a table, a summary line, and what could not be seen.
+pub(crate) fn render(report: &Report) -> String {
+    let mut text = String::new();
+    if !report.connections.is_empty() {
+        let rows: Vec<_> = report.connections.iter().map(row).collect();
+        write_table(&mut text, &rows);
+        text.push('\n');
+    }
+    write_summary(&mut text, report);
+    text
+}
+
+fn row(connection: &Connection) -> [String; 11] {
+    let address = |address: &Option<String>| address.clone().unwrap_or_else(|| "?".to_owned());
+    [
+        connection.pid.to_string(),
+        printable(&connection.command),
+        connection.fd.to_string(),
+        address(&connection.local),
+        address(&connection.peer),
+        match connection.reason {
+            Some(reason) => format!("{}: {reason}", connection.fabric),
+            None => connection.fabric.to_owned(),
+        },
+        size(connection.bytes_sent),
+        size(connection.bytes_received),
+        connection.doorbells_sent.to_string(),
+        connection.sleeps.to_string(),
+        age(connection.age_seconds),
+    ]
+}
+
+fn write_table(text: &mut String, rows: &[[String; 11]]) {
+    let titles = TITLES.map(str::to_owned);
+    let lines = || std::iter::once(&titles).chain(rows);
+    let widths: [usize; 11] =
+        std::array::from_fn(|column| lines().map(|line| line[column].chars().count()).max().unwrap_or(0));
+    for line in lines() {
+        let mut cells = String::new();
+        for (column, cell) in line.iter().enumerate() {
+            let padding = " ".repeat(widths[column] - cell.chars().count());
+            let separator = if column == 0 { "" } else { "  " };
+            let (left, right) = if NUMBERS[column] { (&padding[..], "") } else { ("", &padding[..]) };
+            cells.extend([separator, left, cell, right]);
+        }
+        text.push_str(cells.trim_end());
+        text.push('\n');
+    }
+}
+
+fn write_summary(text: &mut String, report: &Report) {
+    let total = report.connections.len();
+    let in_shared_memory = report.connections.iter().filter(|end| end.fabric == "shm").count();
+    let processes = report.processes.len();
+    if processes == 0 {
+        text.push_str("No process with connections under Thallus.\n");
+    } else {
+        let ends = plural(total, "connection end", "connection ends");
+        let processes = plural(processes, "process", "processes");
+        append(text, format_args!("{ends} in {processes}: {in_shared_memory} over shared memory, "));
+        append(text, format_args!("{} over TCP.\n", total - in_shared_memory));
+    }
+    if report.hidden_processes > 0 {
+        let processes = plural(report.hidden_processes, "process", "processes");
+        append(text, format_args!("{processes} could not be looked at for lack of permission.\n"));
+    }
+    if report.other_versions > 0 {
+        let processes = plural(report.other_versions, "process uses", "processes use");
+        append(text, format_args!("{processes} another version of the library and can't be shown.\n"));
+    }
+}
+
+fn append(text: &mut String, arguments: std::fmt::Arguments<'_>) {
+    text.write_fmt(arguments).expect("writing to a string can't fail");
+}
+
+fn plural(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+/// A process may give itself any name: what a terminal would obey is shown as `?`.
+fn printable(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// Bytes in the largest binary unit that leaves at least one.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    // 1023.95 would be shown as 1024.0.
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// Seconds in the two largest units that matter.
+fn age(seconds: f64) -> String {
+    let seconds = seconds as u64;
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m{:02}s", seconds % 60),
+        (0, _, _) => format!("{hours}h{:02}m", minutes % 60),
+        _ => format!("{days}d{:02}h", hours % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::status::ProcessSummary;
+
+    fn connection(pid: u32, reason: Option<&'static str>) -> Connection {
+        Connection {
+            pid,
+            command: "redis\u{1b}[31m".to_owned(),
+            fd: 8,
+            role: "server",
+            local: Some("127.0.0.1:6379".to_owned()),
+            peer: None,
+            fabric: if reason.is_some() { "tcp" } else { "shm" },
+            reason,
+            bytes_sent: 1536,
+            bytes_received: 12,
+            ring_bytes_sent: 1536,
+            ring_bytes_received: 12,
+            tcp_bytes_sent: 0,
+            tcp_bytes_received: 0,
+            doorbells_sent: 3,
+            sleeps: 4,
+            spin_hits: 5,
+            age_seconds: 61.5,
+        }
+    }
+
+    #[test]
+    fn columns_are_aligned_and_the_summary_counts_both_fabrics() {
+        let summary = |pid| ProcessSummary { pid, command: "redis".to_owned(), connections: 1 };
+        let report = Report {
+            processes: vec![summary(7), summary(12345)],
+            connections: vec![connection(7, None), connection(12345, Some("short"))],
+            hidden_processes: 2,
+            other_versions: 1,
+        };
+        let expected = "  \
+  PID  COMMAND     FD  LOCAL           PEER  FABRIC         SENT  RECEIVED  BELLS  SLEEPS    AGE
+    7  redis?[31m   8  127.0.0.1:6379  ?     shm         1.5 KiB      12 B      3       4  1m01s
+12345  redis?[31m   8  127.0.0.1:6379  ?     tcp: short  1.5 KiB      12 B      3       4  1m01s
+
+2 connection ends in 2 processes: 1 over shared memory, 1 over TCP.
+2 processes could not be looked at for lack of permission.
+1 process uses another version of the library and can't be shown.
+";
+        assert_eq!(render(&report), expected);
+    }
+
+    #[test]
+    fn an_empty_report_says_so() {
+        let report =
+            Report { processes: vec![], connections: vec![], hidden_processes: 0, other_versions: 0 };
+        assert_eq!(render(&report), "No process with connections under Thallus.\n");
+    }
+
+    #[test]
+    fn sizes_and_ages_use_the_unit_that_fits() {
+        assert_eq!(size(0), "0 B");
+        assert_eq!(size(1023), "1023 B");
+        assert_eq!(size(1024), "1.0 KiB");
+        assert_eq!(size(1024 * 1024 - 1), "1.0 MiB");
+        assert_eq!(size(u64::MAX), "16.0 EiB");
+        assert_eq!(age(0.9), "0s");
+        assert_eq!(age(3599.0), "59m59s");
+        assert_eq!(age(3600.0), "1h00m");
+        assert_eq!(age(90000.0), "1d01h");
+    }
+}

@@ -1,0 +1,192 @@
+//! `thallus status` on arenas of this very process and its children.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use thallus_transport::arena::{Block, Chunk, MEMFD_NAME, Role, flag};
+use thallus_transport::reason::Reason;
+
+fn thallus(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thallus"));
+    command.arg("status").args(arguments);
+    command
+}
+
+fn text(command: &mut Command) -> String {
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn report() -> Value {
+    serde_json::from_str(&text(&mut thallus(&["--json"]))).unwrap()
+}
+
+/// This process's connections in a report whose local address is `local`: other tests have theirs.
+fn at<'report>(report: &'report Value, local: &str) -> Vec<&'report Value> {
+    of(own_pid(), report, local)
+}
+
+fn of<'report>(pid: u32, report: &'report Value, local: &str) -> Vec<&'report Value> {
+    let connections = report["connections"].as_array().unwrap();
+    connections.iter().filter(|connection| connection["pid"] == pid && connection["local"] == local).collect()
+}
+
+fn own_pid() -> u32 {
+    std::process::id()
+}
+
+fn own_name() -> String {
+    std::fs::read_to_string("/proc/self/comm").unwrap().trim_end().to_owned()
+}
+
+/// `CLOCK_BOOTTIME` `seconds` ago, in nanoseconds.
+fn ago(seconds: u64) -> u64 {
+    u64::try_from(clock_gettime(ClockId::Boottime).tv_sec).unwrap().saturating_sub(seconds) * 1_000_000_000
+}
+
+fn connect(chunk: &Chunk, role: Role, pid: u32, local: &str) -> &'static Block {
+    let block = chunk.allocate(role, pid, 9, ago(90)).unwrap();
+    block.set_addresses(local.parse().unwrap(), "127.0.0.1:5432".parse().unwrap());
+    block
+}
+
+#[test]
+fn a_connection_over_shared_memory_is_shown_with_all_its_numbers() {
+    let chunk = Chunk::create().unwrap();
+    let block = connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1001");
+    block.raise(flag::READY);
+    block.tcp_sent.store(1, Relaxed);
+    block.tcp_received.store(2, Relaxed);
+    block.ring_sent.store(30, Relaxed);
+    block.ring_received.store(40, Relaxed);
+    block.doorbells.store(5, Relaxed);
+    block.sleeps.store(6, Relaxed);
+    block.spin_hits.store(7, Relaxed);
+
+    let report = report();
+    let mut found: Vec<_> = at(&report, "127.0.0.1:1001").into_iter().cloned().collect();
+    assert_eq!(found.len(), 1, "{report:#}");
+    let age = found[0].as_object_mut().unwrap().remove("age_seconds").unwrap().as_f64().unwrap();
+    assert!(age >= 89.0, "{age}");
+    let expected = json!({
+        "pid": own_pid(), "command": own_name(), "fd": 9, "role": "client",
+        "local": "127.0.0.1:1001", "peer": "127.0.0.1:5432", "fabric": "shm", "reason": null,
+        "bytes_sent": 31, "bytes_received": 42,
+        "ring_bytes_sent": 30, "ring_bytes_received": 40, "tcp_bytes_sent": 1, "tcp_bytes_received": 2,
+        "doorbells_sent": 5, "sleeps": 6, "spin_hits": 7,
+    });
+    assert_eq!(found[0], expected);
+
+    let processes = report["processes"].as_array().unwrap();
+    let own: Vec<_> = processes.iter().filter(|process| process["pid"] == own_pid()).collect();
+    assert_eq!(own.len(), 1);
+    assert_eq!(own[0]["command"], own_name());
+    assert!(own[0]["connections"].as_u64().unwrap() >= 1);
+}
+
+#[test]
+fn one_direction_over_the_ring_is_enough_to_be_shm() {
+    let chunk = Chunk::create().unwrap();
+    connect(&chunk, Role::Server, own_pid(), "127.0.0.1:1011").recv_switched.store(1, Relaxed);
+    connect(&chunk, Role::Server, own_pid(), "127.0.0.1:1012").send_switched.store(1, Relaxed);
+    let report = report();
+    for local in ["127.0.0.1:1011", "127.0.0.1:1012"] {
+        assert_eq!(at(&report, local)[0]["fabric"], "shm");
+    }
+}
+
+#[test]
+fn a_connection_over_tcp_is_shown_with_its_reason() {
+    let chunk = Chunk::create().unwrap();
+    connect(&chunk, Role::Server, own_pid(), "127.0.0.1:1021").pin(Reason::UnsupportedCall);
+    connect(&chunk, Role::Server, own_pid(), "[::1]:1022");
+    // Accepted a moment ago: no address yet.
+    chunk.allocate(Role::Client, own_pid(), 77, ago(0)).unwrap();
+
+    let report = report();
+    assert_eq!(at(&report, "127.0.0.1:1021")[0]["fabric"], "tcp");
+    assert_eq!(at(&report, "127.0.0.1:1021")[0]["reason"], "unsupported-call");
+    assert_eq!(at(&report, "[::1]:1022")[0]["reason"], "short");
+    let mut connections = report["connections"].as_array().unwrap().iter();
+    let unknown = connections.find(|end| end["pid"] == own_pid() && end["fd"] == 77).unwrap();
+    assert_eq!((&unknown["local"], &unknown["peer"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
+fn an_arena_shared_by_forks_is_shown_once_and_its_dead_owners_not_at_all() {
+    let chunk = Chunk::create().unwrap();
+    fcntl_setfd(&chunk, FdFlags::empty()).unwrap();
+    let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+    fcntl_setfd(&chunk, FdFlags::CLOEXEC).unwrap();
+    // Lives, but has nothing to do with the arena: someone got a dead owner's pid.
+    let mut stranger = Command::new("sleep").arg("600").spawn().unwrap();
+
+    connect(&chunk, Role::Server, child.id(), "127.0.0.1:1031");
+    connect(&chunk, Role::Server, stranger.id(), "127.0.0.1:1032");
+    let alive = report();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+    let dead = report();
+
+    let found = of(child.id(), &alive, "127.0.0.1:1031");
+    assert_eq!(found.len(), 1, "{alive:#}");
+    assert_eq!(found[0]["command"], "sleep");
+    assert!(of(stranger.id(), &alive, "127.0.0.1:1032").is_empty());
+    assert!(of(child.id(), &dead, "127.0.0.1:1031").is_empty());
+}
+
+#[test]
+fn a_closed_connection_is_not_shown() {
+    let chunk = Chunk::create().unwrap();
+    let block = connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1041");
+    assert_eq!(at(&report(), "127.0.0.1:1041").len(), 1);
+    chunk.free(block);
+    assert!(at(&report(), "127.0.0.1:1041").is_empty());
+}
+
+#[test]
+fn an_arena_of_another_version_is_counted_and_not_shown() {
+    let _empty = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap();
+    let table = text(&mut thallus(&[]));
+    assert!(report()["other_versions"].as_u64().unwrap() >= 1);
+    assert!(table.contains("another version of the library"), "{table}");
+}
+
+#[test]
+fn the_table_has_a_line_for_each_end_and_a_summary() {
+    let chunk = Chunk::create().unwrap();
+    connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1051").raise(flag::READY);
+    connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1052").pin(Reason::PeerWithoutThallus);
+    let table = text(&mut thallus(&[]));
+    let start = format!("{} ", own_pid());
+    let own = |line: &&str| line.trim_start().starts_with(&start);
+    // Columns are as wide as the connections of the whole machine need.
+    let line = |local: &str| {
+        let line = table.lines().filter(own).find(|line| line.contains(local)).unwrap();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(table.lines().next().unwrap().trim_start().starts_with("PID  COMMAND"), "{table}");
+    assert!(line("127.0.0.1:1051").contains("127.0.0.1:5432 shm "), "{table}");
+    assert!(line("127.0.0.1:1052").contains("tcp: peer-without-thallus"), "{table}");
+    assert!(table.contains(" connection ends in ") && table.contains(" over shared memory, "), "{table}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let chunk = Chunk::create().unwrap();
+    connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1061");
+    let mut child = thallus(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(output.stderr, b"");
+}

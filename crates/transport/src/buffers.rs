@@ -1,0 +1,143 @@
+//! The application's buffers, walked piece by piece. Pointers stay raw: the application may
+//! change the bytes at any time.
+
+use rustix::io::Errno;
+
+/// Most buffers in one call (readv(2), `IOV_MAX`).
+const MOST: usize = 1024;
+/// Most bytes in one call (read(2): `0x7ffff000`).
+const MOST_BYTES: usize = 0x7fff_f000;
+/// Nothing is mapped below, so that a null pointer with an offset is caught too.
+const LOWEST: usize = 4096;
+/// End of user addresses (x86-64 with five-level paging; above it only the kernel lives).
+const HIGHEST: usize = 1 << 56;
+
+/// A cursor over a list of `iovec`s.
+#[derive(Debug)]
+pub struct Buffers<'a> {
+    list: &'a [libc::iovec],
+    within: usize,
+    left: usize,
+}
+
+impl<'a> Buffers<'a> {
+    /// Checks the list as the kernel does: `EINVAL` for too many buffers or bytes, `EFAULT` for pointers
+    /// that can't be the application's.
+    pub fn new(list: &'a [libc::iovec]) -> Result<Self, Errno> {
+        if list.len() > MOST {
+            return Err(Errno::INVAL);
+        }
+        let mut left = 0usize;
+        for buffer in list {
+            let start = buffer.iov_base.addr();
+            if buffer.iov_len > isize::MAX as usize {
+                return Err(Errno::INVAL);
+            }
+            if buffer.iov_len > 0 && (start < LOWEST || start > HIGHEST - buffer.iov_len.min(HIGHEST)) {
+                return Err(Errno::FAULT);
+            }
+            left = left.saturating_add(buffer.iov_len);
+        }
+        let mut buffers = Self { list, within: 0, left: left.min(MOST_BYTES) };
+        buffers.skip_empty();
+        Ok(buffers)
+    }
+
+    fn skip_empty(&mut self) {
+        while self.list.first().is_some_and(|buffer| self.within == buffer.iov_len) {
+            self.list = &self.list[1..];
+            self.within = 0;
+        }
+    }
+
+    /// Bytes left.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// The next piece: where it is and how long. Length 0 at the end.
+    pub fn piece(&self) -> (*mut u8, usize) {
+        match self.list.first() {
+            Some(buffer) => (
+                buffer.iov_base.cast::<u8>().wrapping_add(self.within),
+                (buffer.iov_len - self.within).min(self.left),
+            ),
+            None => (std::ptr::null_mut(), 0),
+        }
+    }
+
+    /// Moves on by `count` bytes, at most the length of the current piece.
+    pub fn advance(&mut self, count: usize) {
+        self.within += count;
+        self.left -= count;
+        self.skip_empty();
+    }
+
+    /// Moves on by `count` bytes, over as many pieces as that takes.
+    pub fn advance_over(&mut self, mut count: usize) {
+        while count > 0 {
+            let step = self.piece().1.min(count);
+            if step == 0 {
+                break;
+            }
+            self.advance(step);
+            count -= step;
+        }
+    }
+
+    /// The next pieces as `iovec`s of at most `limit` bytes in all, written to `out`; returns how many.
+    pub fn window(&self, limit: u64, out: &mut [libc::iovec; 16]) -> usize {
+        let mut room = usize::try_from(limit).unwrap_or(usize::MAX).min(self.left);
+        let mut skip = self.within;
+        let mut count = 0;
+        for buffer in self.list {
+            if count == out.len() || room == 0 {
+                break;
+            }
+            let length = (buffer.iov_len - skip).min(room);
+            out[count] = libc::iovec { iov_base: buffer.iov_base.wrapping_byte_add(skip), iov_len: length };
+            count += usize::from(length > 0);
+            room -= length;
+            skip = 0;
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn iovec(bytes: &mut [u8]) -> libc::iovec {
+        libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+    }
+
+    #[test]
+    fn pieces_cover_every_byte_once_and_skip_empty_ones() {
+        let (mut a, mut b, mut c) = ([0u8; 3], [0u8; 0], [0u8; 5]);
+        let list = [iovec(&mut a), iovec(&mut b), iovec(&mut c)];
+        let mut buffers = Buffers::new(&list).unwrap();
+        assert_eq!(buffers.left(), 8);
+        buffers.advance(2);
+        assert_eq!(buffers.piece(), (a.as_mut_ptr().wrapping_add(2), 1));
+        let mut out = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
+        assert_eq!(buffers.window(4, &mut out), 2);
+        assert_eq!((out[0].iov_len, out[1].iov_len), (1, 3));
+        buffers.advance_over(4);
+        assert_eq!(buffers.piece(), (c.as_mut_ptr().wrapping_add(3), 2));
+        buffers.advance(2);
+        assert_eq!(buffers.piece().1, 0);
+    }
+
+    #[test]
+    fn bad_pointers_and_lengths_are_named_as_the_kernel_does() {
+        let null = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 };
+        assert_eq!(Buffers::new(&[null]).unwrap_err(), Errno::FAULT);
+        let kernel = libc::iovec { iov_base: std::ptr::without_provenance_mut(usize::MAX - 10), iov_len: 5 };
+        assert_eq!(Buffers::new(&[kernel]).unwrap_err(), Errno::FAULT);
+        let huge = libc::iovec { iov_base: std::ptr::without_provenance_mut(8192), iov_len: usize::MAX };
+        assert_eq!(Buffers::new(&[huge]).unwrap_err(), Errno::INVAL);
+        let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        assert_eq!(Buffers::new(&[empty]).unwrap().left(), 0);
+    }
+}

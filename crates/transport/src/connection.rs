@@ -1,0 +1,347 @@
+//! One TCP connection as this process sees it: its life from `Plain` to `Active`, and its end.
+//!
+//! The bytes are the business of [`crate::stream`], sleeping of [`crate::wait`].
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, TryLockError};
+
+use crate::arena::{Block, Role, State, flag};
+use crate::control::end;
+use crate::reason::Reason;
+use crate::rendezvous::{self, Failure};
+use crate::segment::Segment;
+use crate::settings::settings;
+use crate::uninterrupted::Uninterrupted;
+use crate::wait::Patience;
+use crate::{process, tcp};
+
+/// Calls after an offer during which each call looks for the answer.
+const EAGER_CALLS: u32 = 64;
+/// Calls after which an offer that nobody answered is withdrawn.
+const PATIENT_CALLS: u32 = 4096;
+
+/// A connection in this process. Forks have a copy each, and share the [`Block`] and the [`Segment`].
+pub struct Connection {
+    /// What forks share.
+    pub block: &'static Block,
+    segment: AtomicPtr<Segment>,
+    /// As far as this process knows; the kernel decides ([`crate::stream`]).
+    pub nonblocking: AtomicBool,
+    closed: AtomicBool,
+    /// How long to spin.
+    pub patience: Patience,
+    next_attempt: AtomicU32,
+    bargain: Mutex<Bargain>,
+}
+
+/// What the search for the peer has led to.
+#[derive(Debug, Default)]
+struct Bargain {
+    /// This side's address and the peer's.
+    addresses: Option<(SocketAddr, SocketAddr)>,
+    offer: Option<OwnedFd>,
+    /// The server's answer to it, before the segment.
+    arrived: Option<OwnedFd>,
+    offered_at: u32,
+}
+
+impl Bargain {
+    fn withdraw(&mut self) {
+        self.offer = None;
+        self.arrived = None;
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("block", self.block).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let segment = self.segment.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !segment.is_null() {
+            // SAFETY: came from Box::into_raw in `enter`, and this is the only owner's last use.
+            drop(unsafe { Box::from_raw(segment) });
+        }
+    }
+}
+
+impl Connection {
+    /// A connection just made. `server_port` is the port of the end that accepted.
+    pub fn new(block: &'static Block, server_port: u16, nonblocking: bool) -> Self {
+        let settings = settings();
+        if !settings.shm {
+            block.pin(Reason::Disabled);
+        } else if !settings.selects(server_port) {
+            block.pin(Reason::NotSelected);
+        }
+        Self {
+            block,
+            segment: AtomicPtr::new(std::ptr::null_mut()),
+            nonblocking: AtomicBool::new(nonblocking),
+            closed: AtomicBool::new(false),
+            patience: Patience::new(),
+            next_attempt: AtomicU32::new(settings.upgrade_after),
+            bargain: Mutex::new(Bargain::default()),
+        }
+    }
+
+    /// This process has closed its last descriptor: calls still inside must not use the number again.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether [`Self::close`] was called.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// The segment, once there is one.
+    pub fn segment(&self) -> Option<&Segment> {
+        let segment = self.segment.load(Ordering::Acquire);
+        // SAFETY: set once from a box that lives until `drop`.
+        unsafe { segment.as_ref() }
+    }
+
+    /// Whether bytes may have left TCP, so that calls must not reach the kernel unexamined.
+    pub fn is_active(&self) -> bool {
+        match self.block.state() {
+            State::Active => true,
+            State::Plain | State::Pinned => false,
+            State::Switching => self.settled() == State::Active,
+        }
+    }
+
+    /// Waits out a decision that another thread is making (some microseconds).
+    #[cold]
+    fn settled(&self) -> State {
+        loop {
+            match self.block.state() {
+                State::Switching => rustix::thread::sched_yield(),
+                state => return state,
+            }
+        }
+    }
+
+    /// Notes one I/O call and, now and then, tries to leave TCP. To be called at the start of a call,
+    /// while the connection is plain. `sole` says whether no other thread is inside a call on it.
+    pub fn approach(&self, fd: i32, sole: impl Fn() -> bool) {
+        let calls = self.block.calls.load(Ordering::Relaxed).wrapping_add(1);
+        self.block.calls.store(calls, Ordering::Relaxed);
+        if calls >= self.next_attempt.load(Ordering::Relaxed) {
+            self.attempt(fd, calls, sole);
+        }
+    }
+
+    #[cold]
+    fn attempt(&self, fd: i32, calls: u32, sole: impl Fn() -> bool) {
+        // A signal handler that read from this very connection would wait for the decision that it interrupts.
+        let _uninterrupted = Uninterrupted::begin();
+        let mut bargain = match self.bargain.try_lock() {
+            Ok(bargain) => bargain,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        // Before the state says so: whoever is killed while it decides leaves others waiting for the decision.
+        if !self.block.held_only_by(process::id()) {
+            self.block.note(Reason::SharedBeforeUpgrade);
+            self.next_attempt.store(calls.saturating_mul(2), Ordering::Relaxed);
+            return;
+        }
+        if !self.block.advance(State::Plain, State::Switching) {
+            return;
+        }
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        self.next_attempt.store(calls.saturating_add(1), Ordering::Relaxed);
+        self.block.owner_pid.store(process::id(), Ordering::Relaxed);
+        self.block.owner_fd.store(fd.cast_unsigned(), Ordering::Relaxed);
+        let result = if !self.block.held_only_by(process::id()) {
+            self.block.note(Reason::SharedBeforeUpgrade);
+            self.next_attempt.store(calls.saturating_mul(2), Ordering::Relaxed);
+            Err(Failure::NotYet)
+        } else if sole() {
+            match self.block.role() {
+                Role::Client => self.attempt_client(borrowed, calls, &mut bargain),
+                Role::Server => self.attempt_server(borrowed, calls, &mut bargain),
+            }
+        } else {
+            Err(Failure::NotYet)
+        };
+        match result {
+            Ok(()) => {
+                bargain.withdraw();
+                self.block.advance(State::Switching, State::Active);
+            }
+            Err(Failure::NotYet) => {
+                self.block.advance(State::Switching, State::Plain);
+            }
+            Err(Failure::Stay(reason)) => {
+                bargain.withdraw();
+                self.block.pin_switching(reason);
+            }
+        }
+    }
+
+    fn addresses(
+        &self,
+        fd: BorrowedFd<'_>,
+        bargain: &mut Bargain,
+    ) -> Result<(SocketAddr, SocketAddr), Failure> {
+        if let Some(addresses) = bargain.addresses {
+            return Ok(addresses);
+        }
+        // Not connected yet, or no longer: some later call will know.
+        let addresses = tcp::addresses(fd).map_err(|_| Failure::NotYet)?;
+        // Set before the connection was ours, or by the listener; from now on the hooks see it.
+        if let Some(reason) = tcp::unsupported(fd) {
+            return Err(Failure::Stay(reason));
+        }
+        self.block.set_addresses(addresses.0, addresses.1);
+        bargain.addresses = Some(addresses);
+        Ok(addresses)
+    }
+
+    fn attempt_client(&self, fd: BorrowedFd<'_>, calls: u32, bargain: &mut Bargain) -> Result<(), Failure> {
+        let place = settings().place;
+        let (client, server) = self.addresses(fd, bargain)?;
+        let Bargain { offer: Some(offer), arrived, .. } = &mut *bargain else {
+            if !rendezvous::is_announced(server.port(), place).map_err(|_| Failure::Stay(Reason::NoFds))? {
+                return Err(Failure::Stay(Reason::PeerWithoutThallus));
+            }
+            bargain.offer = Some(rendezvous::offer(client, server, place).map_err(Failure::Stay)?);
+            bargain.offered_at = calls;
+            self.block.note(Reason::NoAnswer);
+            return Err(Failure::NotYet);
+        };
+        match rendezvous::collect(offer.as_fd(), arrived, client, server, place) {
+            Ok(segment) => {
+                self.check_counts(fd)?;
+                if !segment.set_ready() {
+                    return Err(Failure::Stay(Reason::ShutdownBeforeUpgrade));
+                }
+                self.enter(fd, segment);
+                self.block.raise(flag::READY);
+                Ok(())
+            }
+            Err(Failure::NotYet) => {
+                let waited = calls.saturating_sub(bargain.offered_at);
+                if waited >= PATIENT_CALLS {
+                    return Err(Failure::Stay(Reason::NoAnswer));
+                }
+                if waited >= EAGER_CALLS {
+                    self.next_attempt.store(calls.saturating_add(waited), Ordering::Relaxed);
+                }
+                Err(Failure::NotYet)
+            }
+            Err(stay) => Err(stay),
+        }
+    }
+
+    fn attempt_server(&self, fd: BorrowedFd<'_>, calls: u32, bargain: &mut Bargain) -> Result<(), Failure> {
+        // Only a hooked read proves that this process is the one that reads.
+        if self.block.tcp_received.load(Ordering::Relaxed) == 0 {
+            return Err(Failure::NotYet);
+        }
+        let (server, client) = self.addresses(fd, bargain)?;
+        self.check_counts(fd)?;
+        match rendezvous::answer(client, server, settings().place) {
+            Ok(segment) => {
+                self.enter(fd, segment);
+                Ok(())
+            }
+            Err(Failure::NotYet) => {
+                self.block.note(Reason::PeerWithoutThallus);
+                self.next_attempt.store(calls.saturating_mul(2), Ordering::Relaxed);
+                Err(Failure::NotYet)
+            }
+            Err(stay) => Err(stay),
+        }
+    }
+
+    fn enter(&self, fd: BorrowedFd<'_>, segment: Segment) {
+        use rustix::net::sockopt;
+        // A bell is one small segment: Nagle's algorithm would hold it back until the last one is acknowledged,
+        // which the peer delays (40 ms).
+        let nodelay = sockopt::tcp_nodelay(fd).unwrap_or(false);
+        let cork = sockopt::tcp_cork(fd).unwrap_or(false);
+        self.block.nodelay.store(u32::from(nodelay), Ordering::Relaxed);
+        self.block.cork.store(u32::from(cork), Ordering::Relaxed);
+        let _ = sockopt::set_tcp_cork(fd, false);
+        let _ = sockopt::set_tcp_nodelay(fd, true);
+        self.segment.store(Box::into_raw(Box::new(segment)), Ordering::Release);
+    }
+
+    /// Whether the kernel has counted the bytes that the hooks have: if not, some call that no hook sees
+    /// moves bytes, and would go on doing so.
+    fn check_counts(&self, fd: BorrowedFd<'_>) -> Result<(), Failure> {
+        let sent = tcp::counts(fd).map_err(|_| Failure::Stay(Reason::KernelTooOld))?.sent;
+        let read = tcp::bytes_read(fd).map_err(|_| Failure::Stay(Reason::KernelTooOld))?;
+        let seen = sent == self.block.tcp_sent.load(Ordering::Relaxed)
+            && read == self.block.tcp_received.load(Ordering::Relaxed);
+        if seen { Ok(()) } else { Err(Failure::Stay(Reason::UnseenBytes)) }
+    }
+
+    /// Keeps the connection on TCP because of what the application is about to do. False if it has left TCP
+    /// already.
+    pub fn pin(&self, reason: Reason) -> bool {
+        loop {
+            match self.block.state() {
+                State::Plain | State::Pinned if self.block.pin(reason) => {
+                    if let Ok(mut bargain) = self.bargain.try_lock() {
+                        bargain.withdraw();
+                    }
+                    return true;
+                }
+                State::Active => return self.withdraw(reason),
+                _ => {
+                    self.settled();
+                }
+            }
+        }
+    }
+
+    /// Server: goes back to TCP for good, unless bytes may have left it, or the side buffer has taken some from it.
+    fn withdraw(&self, reason: Reason) -> bool {
+        let _uninterrupted = Uninterrupted::begin();
+        // Whoever fills the side buffer does so under this lock, and only while the connection is active.
+        let Ok(_guard) = self.block.recv_lock.lock(process::thread()) else { return false };
+        let withdrawn = self.block.role() == Role::Server
+            && self.side_length() == 0
+            && self.segment().is_some_and(Segment::refuse)
+            && self.block.advance(State::Active, State::Switching);
+        if withdrawn {
+            self.block.pin_switching(reason);
+        }
+        withdrawn
+    }
+
+    /// Ends this side's use of the segment, before the socket's last descriptor on this host is closed.
+    /// `abort`: the application asked for a reset (`SO_LINGER` with zero time).
+    pub fn finish(&self, fd: i32, abort: bool) {
+        let Some(segment) = self.segment().filter(|segment| segment.is_ready()) else { return };
+        self.take_leftover_bells(fd, segment);
+        let (incoming, _) = segment.incoming();
+        let unread = !incoming.is_empty() || self.side_length() > 0;
+        let reset = if abort || unread { end::RESET } else { 0 };
+        // No bell: the kernel's FIN follows at once and wakes everybody.
+        segment.outgoing().0.finish(end::FIN | end::CLOSED | reset);
+    }
+
+    /// Internal file descriptors that belong to this connection.
+    pub fn internal_fds(&self) -> [Option<i32>; 2] {
+        use std::os::fd::AsRawFd;
+        match self.bargain.try_lock() {
+            Ok(bargain) => [
+                bargain.offer.as_ref().map(AsRawFd::as_raw_fd),
+                bargain.arrived.as_ref().map(AsRawFd::as_raw_fd),
+            ],
+            Err(_) => [None; 2],
+        }
+    }
+}

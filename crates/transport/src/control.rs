@@ -1,0 +1,217 @@
+//! One direction's control words in the segment that both peers map.
+//!
+//! ```text
+//!    0  head          producer   bytes ever put in
+//!  128  tail          consumer   bytes ever taken out
+//!  256  data_armed    consumer   how often it asked to be woken for data, how many sleep
+//!  384  space_armed   producer   the same for space
+//!  512  rare words    producer   switch, end of stream, windows
+//!  640  rung words    both       doorbells sent
+//! ```
+//!
+//! Each word sits 128 bytes from the next (processors fetch cache lines in pairs). Either peer can write all
+//! of it, so nothing here is believed: positions are range-checked where they are used ([`crate::ring`]), and
+//! a wrong wake-up word can only put the liar's own connection to sleep.
+//!
+//! # Waking
+//!
+//! A sleeper *arms* (adds a sequence step and itself to the word), fences, looks once more, and only
+//! then sleeps in the kernel. A publisher publishes, fences, loads the word, and rings if somebody sleeps whom
+//! no earlier bell has covered: it remembers the sequence that it last rang for. Whoever takes bells out of the TCP
+//! stream advances the sequence first, so that the next publish rings again for those who sleep on.
+//! The pairs: the fence in [`Armed::arm`] with the one in [`Control::publish`] (one of the two sees the other).
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// A value alone on its pair of cache lines.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub struct Line<T>(pub T);
+
+/// `u32 sequence | u32 sleepers`, written by the side that sleeps.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Armed(AtomicU64);
+
+const STEP: u64 = 1 << 32;
+
+impl Armed {
+    fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Announces one more sleeper. It must look at the ring again before it sleeps, and [`Self::disarm`]
+    /// afterwards.
+    pub fn arm(&self) {
+        self.0.fetch_add(STEP | 1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// One sleeper less.
+    pub fn disarm(&self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Makes the next publish ring again, for the sleepers that stay, before bells are taken away. The
+    /// caller must look at the ring after this and leave the bells where they are if it is not empty.
+    pub fn renew(&self) {
+        self.0.fetch_add(STEP, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether anyone sleeps.
+    pub fn has_sleepers(&self) -> bool {
+        self.0.load(Ordering::Relaxed) as u32 != 0
+    }
+
+    /// To be called after a publish and a full fence: whether it has to ring. `rung_for` remembers for
+    /// which sequence the publisher's side last rang.
+    fn claim_bell(&self, rung_for: &AtomicU32) -> bool {
+        let word = self.0.load(Ordering::Relaxed);
+        if word as u32 == 0 {
+            return false;
+        }
+        let sequence = (word >> 32) as u32;
+        rung_for.load(Ordering::Relaxed) != sequence && rung_for.swap(sequence, Ordering::AcqRel) != sequence
+    }
+}
+
+/// Words that change seldom; written by the producer.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Rare {
+    /// Count of application bytes sent over TCP when the producer left it; [`NOT_SWITCHED`] before.
+    pub switched_at: AtomicU64,
+    /// Where each of the two window slots begins, as a stream position; `u64::MAX` when unused.
+    pub window_start: [AtomicU64; 2],
+    /// The size class of each slot.
+    pub window_class: [AtomicU32; 2],
+    /// Bits of [`end`].
+    pub end: AtomicU32,
+}
+
+/// How a stream ended; bits of [`Rare::end`].
+pub mod end {
+    /// The producer will send nothing more (shutdown or close).
+    pub const FIN: u32 = 1;
+    /// The producer's process closed the socket: it reads nothing more either.
+    pub const CLOSED: u32 = 2;
+    /// It did so with data unread or lingering off, where TCP would send a reset.
+    pub const RESET: u32 = 4;
+}
+
+/// Value of [`Rare::switched_at`] while the direction is on TCP.
+pub const NOT_SWITCHED: u64 = u64::MAX;
+
+/// Doorbell bookkeeping. Each side of the connection writes the words of its own bells.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Rung {
+    /// Bells that this direction's producer has put into the TCP stream, of either kind. Counted before they are
+    /// sent, so that whoever drains never takes one that is not counted.
+    pub count: AtomicU64,
+    /// Sequence of `data_armed` that the producer last rang for.
+    data_for: AtomicU32,
+    /// Sequence of `space_armed` that the consumer last rang for.
+    space_for: AtomicU32,
+}
+
+/// The control words of one direction.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Control {
+    pub(crate) head: Line<AtomicU64>,
+    pub(crate) tail: Line<AtomicU64>,
+    /// The consumer's sleepers.
+    pub data_armed: Line<Armed>,
+    /// The producer's sleepers.
+    pub space_armed: Line<Armed>,
+    /// See [`Rare`].
+    pub rare: Line<Rare>,
+    /// See [`Rung`].
+    pub rung: Line<Rung>,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Control>() == 768);
+    assert!(std::mem::offset_of!(Control, rung) == 640);
+};
+
+impl Control {
+    /// The words of a direction that has carried nothing, its first window of class `class`.
+    pub fn new(class: u32) -> Self {
+        Self {
+            head: Line(AtomicU64::new(0)),
+            tail: Line(AtomicU64::new(0)),
+            data_armed: Line(Armed::new()),
+            space_armed: Line(Armed::new()),
+            rare: Line(Rare {
+                switched_at: AtomicU64::new(NOT_SWITCHED),
+                window_start: [AtomicU64::new(0), AtomicU64::new(u64::MAX)],
+                window_class: [AtomicU32::new(class), AtomicU32::new(class)],
+                end: AtomicU32::new(0),
+            }),
+            rung: Line(Rung {
+                count: AtomicU64::new(0),
+                data_for: AtomicU32::new(0),
+                space_for: AtomicU32::new(0),
+            }),
+        }
+    }
+
+    /// Bytes put in and not taken out, as the two words say; may be nonsense if the peer lies.
+    pub fn used(&self) -> u64 {
+        self.head.0.load(Ordering::Acquire).wrapping_sub(self.tail.0.load(Ordering::Acquire))
+    }
+
+    /// Whether there is anything to take.
+    pub fn is_empty(&self) -> bool {
+        self.used() == 0
+    }
+
+    /// Whether a reader has something to be told: bytes, or how the stream ended.
+    pub fn has_news(&self) -> bool {
+        !self.is_empty() || self.end() & (end::FIN | end::RESET) != 0
+    }
+
+    /// Bytes ever taken out.
+    pub fn tail(&self) -> u64 {
+        self.tail.0.load(Ordering::Acquire)
+    }
+
+    /// Bytes ever put in.
+    pub fn head(&self) -> u64 {
+        self.head.0.load(Ordering::Acquire)
+    }
+
+    /// The bits of [`end`] that the producer has set.
+    pub fn end(&self) -> u32 {
+        self.rare.0.end.load(Ordering::Acquire)
+    }
+
+    /// Producer: sets bits of [`end`]. True if a sleeper has to be rung for.
+    pub fn finish(&self, bits: u32) -> bool {
+        self.rare.0.end.fetch_or(bits, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.data_armed.0.claim_bell(&self.rung.0.data_for)
+    }
+
+    /// Producer: makes everything up to `head` visible. True if a sleeper has to be rung for.
+    pub(crate) fn publish(&self, head: u64) -> bool {
+        self.head.0.store(head, Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.data_armed.0.claim_bell(&self.rung.0.data_for)
+    }
+
+    /// Consumer: gives everything below `tail` back. The caller then asks [`Self::claim_space_bell`].
+    pub(crate) fn release(&self, tail: u64) {
+        self.tail.0.store(tail, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Consumer, after it released space: whether a producer that sleeps for space has to be rung for.
+    pub(crate) fn claim_space_bell(&self) -> bool {
+        self.space_armed.0.claim_bell(&self.rung.0.space_for)
+    }
+}

@@ -1,0 +1,161 @@
+//! A direction's lock, shared by the forks of one process, that survives the death of its owner.
+//!
+//! The word is a priority-inheritance futex: 0 when free, else the owner's thread id. Uncontended use is
+//! one compare-exchange each way. A waiter sleeps in `FUTEX_LOCK_PI`, and the kernel hands it the lock when the
+//! owner unlocks *or dies*, so no time-out and no repair is needed (futex(2), "Priority-inheritance futexes").
+//! Whoever holds it copies first and publishes with one store; what a dead owner left behind is consistent.
+//!
+//! A signal handler that calls into the same direction of the same connection that its own thread has
+//! locked is refused ([`Errno::DEADLK`]) instead of waiting for itself.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::io::Errno;
+use syscalls::{Sysno, syscall};
+
+const FREE: u32 = 0;
+/// Longest spin, in pauses, before the kernel is asked: copies under the lock are short.
+const SPINS: u32 = 100;
+
+/// A lock in shared memory. See the module's documentation.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Lock(AtomicU32);
+
+/// Proof that the lock is held; unlocks when dropped.
+#[derive(Debug)]
+pub struct Guard<'a> {
+    lock: &'a Lock,
+    thread: u32,
+}
+
+impl Lock {
+    /// A free lock.
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(FREE))
+    }
+
+    /// Waits for the lock. `thread` is the caller's kernel thread id. Fails with `EDEADLK` if this thread
+    /// already holds it.
+    pub fn lock(&self, thread: u32) -> Result<Guard<'_>, Errno> {
+        if let Some(guard) = self.try_lock(thread) {
+            return Ok(guard);
+        }
+        self.lock_slow(thread)
+    }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self, thread: u32) -> Option<Guard<'_>> {
+        self.0
+            .compare_exchange(FREE, thread, Ordering::Acquire, Ordering::Relaxed)
+            .ok()
+            .map(|_| Guard { lock: self, thread })
+    }
+
+    #[cold]
+    fn lock_slow(&self, thread: u32) -> Result<Guard<'_>, Errno> {
+        if self.0.load(Ordering::Relaxed) & libc::FUTEX_TID_MASK == thread {
+            return Err(Errno::DEADLK);
+        }
+        for _ in 0..SPINS {
+            std::hint::spin_loop();
+            if let Some(guard) = self.try_lock(thread) {
+                return Ok(guard);
+            }
+        }
+        loop {
+            // SAFETY: FUTEX_LOCK_PI touches only the word, which lives as long as `self`.
+            let result = unsafe { syscall!(Sysno::futex, self.0.as_ptr(), libc::FUTEX_LOCK_PI, 0, 0, 0, 0) };
+            match result.map_err(|errno| Errno::from_raw_os_error(errno.into_raw())) {
+                Ok(_) => return Ok(Guard { lock: self, thread }),
+                // ESRCH: the owner is gone and left no waiter to inherit; the word still names it.
+                Err(Errno::SRCH) => {
+                    let word = self.0.load(Ordering::Relaxed);
+                    if self.0.compare_exchange(word, thread, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                        return Ok(Guard { lock: self, thread });
+                    }
+                }
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let word = &self.lock.0;
+        if word.compare_exchange(self.thread, FREE, Ordering::Release, Ordering::Relaxed).is_err() {
+            // SAFETY: FUTEX_UNLOCK_PI touches only the word, which lives as long as the lock.
+            let _ = unsafe { syscall!(Sysno::futex, word.as_ptr(), libc::FUTEX_UNLOCK_PI, 0, 0, 0, 0) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    fn thread() -> u32 {
+        rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+    }
+
+    #[test]
+    fn excludes_threads_under_contention() {
+        let lock = Lock::new();
+        let count = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..2_000 {
+                        let _guard = lock.lock(thread()).unwrap();
+                        let seen = count.load(Ordering::Relaxed);
+                        std::hint::spin_loop();
+                        count.store(seen + 1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(count.into_inner(), 16_000);
+    }
+
+    #[test]
+    fn refuses_the_thread_that_holds_it() {
+        let lock = Lock::new();
+        let _guard = lock.lock(thread()).unwrap();
+        assert_eq!(lock.lock(thread()).unwrap_err(), Errno::DEADLK);
+    }
+
+    #[test]
+    fn is_taken_from_an_owner_that_died_before_anyone_waited() {
+        let lock = Lock::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| std::mem::forget(lock.lock(thread()).unwrap()));
+        });
+        assert!(lock.lock(thread()).is_ok());
+    }
+
+    #[test]
+    fn is_handed_over_by_an_owner_that_dies_while_someone_waits() {
+        let lock = Lock::new();
+        let (held, is_held) = std::sync::mpsc::channel();
+        let (die, may_die) = std::sync::mpsc::channel::<()>();
+        let lock = &lock;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::mem::forget(lock.lock(thread()).unwrap());
+                held.send(()).unwrap();
+                may_die.recv().unwrap();
+            });
+            is_held.recv().unwrap();
+            let waiter = scope.spawn(|| drop(lock.lock(thread()).unwrap()));
+            while lock.0.load(Ordering::Relaxed) & libc::FUTEX_WAITERS == 0 {
+                std::thread::yield_now();
+            }
+            die.send(()).unwrap();
+            waiter.join().unwrap();
+        });
+        assert_eq!(lock.0.load(Ordering::Relaxed), FREE);
+    }
+}

@@ -1,0 +1,172 @@
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::*;
+use crate::ring::class_size;
+
+/// What several receivers got, in any order.
+fn sorted<const N: usize>(receivers: [thread::JoinHandle<Vec<u8>>; N]) -> [Vec<u8>; N] {
+    let mut bytes = receivers.map(|receiver| receiver.join().unwrap());
+    bytes.sort_unstable();
+    bytes
+}
+
+fn spawn_recv(end: &Arc<End>) -> thread::JoinHandle<Vec<u8>> {
+    let end = end.clone();
+    thread::spawn(move || end.recv())
+}
+
+#[test]
+fn a_sleeper_for_data_gets_every_byte() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        let reader = thread::spawn(move || {
+            let mut bytes = far.recv();
+            while bytes.len() < 3 {
+                bytes.extend(far.recv());
+            }
+            bytes
+        });
+        near.send(1);
+        near.send(2);
+        near.send(3);
+        assert_eq!(reader.join().unwrap(), [1, 2, 3]);
+    });
+}
+
+#[test]
+fn of_two_sleepers_on_one_stream_none_sleeps_on_while_there_is_data() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        let readers = [spawn_recv(&far), spawn_recv(&far)];
+        assert_eq!(near.try_send(&[1; 2 * ROOM]), 2 * ROOM);
+        assert_eq!(sorted(readers), [[1; ROOM], [1; ROOM]]);
+    });
+}
+
+#[test]
+fn of_two_sleepers_on_one_stream_none_sleeps_on_after_its_end() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        let readers = [spawn_recv(&far), spawn_recv(&far)];
+        near.shut_sending();
+        assert_eq!(sorted(readers), [[], []]);
+    });
+}
+
+#[test]
+fn the_end_reaches_a_sleeper_beside_the_reader_of_the_last_byte() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        let readers = [spawn_recv(&far), spawn_recv(&far)];
+        near.send(1);
+        near.shut_sending();
+        assert_eq!(sorted(readers), [vec![], vec![1]]);
+    });
+}
+
+#[test]
+fn bells_of_both_directions_reach_their_sleepers_through_one_stream() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        let full = vec![0; class_size(0) as usize];
+        assert_eq!(near.try_send(&full), full.len());
+        let writer = near.clone();
+        let writer = thread::spawn(move || writer.send(1));
+        let reader = spawn_recv(&near);
+        far.recv();
+        far.send(2);
+        writer.join().unwrap();
+        assert_eq!(reader.join().unwrap(), [2]);
+    });
+}
+
+#[test]
+fn a_poll_for_writing_is_woken_beside_a_reader_that_drains() {
+    explore(2, || {
+        let (near, far) = switched_connection();
+        let full = vec![0; class_size(0) as usize];
+        assert_eq!(near.try_send(&full), full.len());
+        let writer = near.clone();
+        let writer = thread::spawn(move || {
+            writer.poll_writable();
+            writer.try_send(&[1])
+        });
+        let reader = spawn_recv(&near);
+        far.recv();
+        far.send(2);
+        assert_eq!(writer.join().unwrap(), 1);
+        assert_eq!(reader.join().unwrap(), [2]);
+    });
+}
+
+#[test]
+fn a_cold_registration_is_reported_beside_a_reader_that_drains() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        waiting::arm_cold(&*far, false);
+        let reader = spawn_recv(&far);
+        let event_loop = thread::spawn(move || far.recv_when_reported());
+        assert_eq!(near.try_send(&[1; 2 * ROOM]), 2 * ROOM);
+        assert_eq!(sorted([reader, event_loop]), [[1; ROOM], [1; ROOM]]);
+    });
+}
+
+#[test]
+fn of_two_sleepers_none_sleeps_on_where_the_stream_leaves_tcp() {
+    explore(2, || {
+        let (near, far) = connection();
+        let readers = [spawn_recv(&far), spawn_recv(&far)];
+        near.send_text(&[1]);
+        near.leave_tcp(1);
+        near.send(2);
+        assert_eq!(sorted(readers), [[1], [2]]);
+    });
+}
+
+#[test]
+fn a_writer_takes_no_byte_from_an_event_loop_where_the_stream_leaves_tcp() {
+    explore(2, || {
+        let (near, far) = connection();
+        near.leave_tcp(0);
+        far.recv_switched.store(1, Ordering::Relaxed);
+        let full = vec![0; class_size(0) as usize];
+        assert_eq!(near.try_send(&full), full.len());
+        waiting::arm_cold(&*near, false);
+        let writer = near.clone();
+        let writer = thread::spawn(move || writer.send(1));
+        let event_loop = thread::spawn(move || near.recv_when_reported());
+        far.send_text(&[2]);
+        far.leave_tcp(1);
+        while far.from.control.used() > 1 {
+            far.recv();
+        }
+        writer.join().unwrap();
+        assert_eq!(event_loop.join().unwrap(), [2]);
+    });
+}
+
+#[test]
+fn the_reader_follows_through_a_window_that_grows() {
+    explore(2, || {
+        let (near, far) = switched_connection();
+        let count = class_size(0) as usize + 3;
+        let bytes: Vec<u8> = (0..count as u8).collect();
+        // A sleeper for space makes the reader look at the windows, too.
+        near.to.control.space_armed.0.arm();
+        let reader = thread::spawn(move || {
+            let mut bytes = Vec::new();
+            while bytes.len() < count {
+                bytes.extend(far.recv());
+            }
+            bytes
+        });
+        let mut sent = near.try_send(&bytes);
+        near.producer().grow(1, 1).unwrap();
+        while sent < count {
+            sent += near.try_send(&bytes[sent..]);
+        }
+        assert_eq!(reader.join().unwrap(), bytes);
+    });
+}

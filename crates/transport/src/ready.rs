@@ -1,0 +1,169 @@
+//! What poll(2) would say of an active connection, and what a kernel event on its socket means.
+//!
+//! The socket underneath is nearly always writable, and readable when bells lie in it: neither is the
+//! application's readiness. Waiting calls ask [`Connection::readiness`] before they sleep, arm, sleep on
+//! [`Connection::kernel_interest`], and pass what woke them to [`Connection::interpret`].
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+
+use crate::arena::flag;
+use crate::connection::Connection;
+use crate::control::{NOT_SWITCHED, end};
+use crate::{process, waiting};
+
+/// poll(2) bits, which epoll shares.
+pub mod bit {
+    /// Readable.
+    pub const IN: u32 = 0x1;
+    /// Writable.
+    pub const OUT: u32 = 0x4;
+    /// A pending error.
+    pub const ERR: u32 = 0x8;
+    /// Both directions are shut.
+    pub const HUP: u32 = 0x10;
+    /// `POLLRDNORM`.
+    pub const RDNORM: u32 = 0x40;
+    /// `POLLWRNORM`.
+    pub const WRNORM: u32 = 0x100;
+    /// The peer sends nothing more.
+    pub const RDHUP: u32 = 0x2000;
+    /// Every bit that means readable.
+    pub const READ: u32 = IN | RDNORM;
+    /// Every bit that means writable.
+    pub const WRITE: u32 = OUT | WRNORM;
+    /// What poll reports unasked.
+    pub const ALWAYS: u32 = ERR | HUP;
+}
+
+impl Connection {
+    /// The bits that hold now, as far as memory shows. What is still on TCP the kernel has to be asked for:
+    /// see [`Self::kernel_interest`].
+    pub fn readiness(&self) -> u32 {
+        let Some(segment) = self.segment() else { return 0 };
+        let incoming = segment.incoming().0;
+        let ended = incoming.end();
+        let mut bits = 0;
+        if self.readable() {
+            bits |= bit::READ;
+        }
+        let gone = self.block.has(flag::PEER_GONE);
+        let receive_shut = (gone || ended & end::FIN != 0) && self.recv_settled();
+        if receive_shut {
+            bits |= bit::RDHUP | bit::READ;
+        }
+        if self.block.has(flag::SHUT_RD) {
+            bits |= bit::RDHUP | bit::READ;
+        }
+        let send_shut = self.block.has(flag::SHUT_WR);
+        let reset = self.block.has(flag::RESET) || ended & end::RESET != 0;
+        if (receive_shut || self.block.has(flag::SHUT_RD)) && (send_shut || reset) {
+            bits |= bit::HUP;
+        }
+        if reset && !self.block.has(flag::RESET_TOLD) {
+            bits |= bit::ERR;
+        }
+        let switched = self.block.send_switched.load(Ordering::Acquire) != 0;
+        let unwanted = send_shut || gone || ended & end::CLOSED != 0;
+        if unwanted || ((switched || segment.is_ready()) && self.ring_has_space(segment)) {
+            bits |= bit::WRITE;
+        }
+        bits
+    }
+
+    /// Whether every byte that came over TCP has been taken.
+    fn recv_settled(&self) -> bool {
+        if self.block.recv_switched.load(Ordering::Acquire) != 0 || self.block.has(flag::PEER_GONE) {
+            return true;
+        }
+        let Some(segment) = self.segment() else { return false };
+        let at = segment.incoming().0.rare.0.switched_at.load(Ordering::Acquire);
+        at != NOT_SWITCHED && self.block.tcp_received.load(Ordering::Relaxed) >= at
+    }
+
+    /// What a poll on the socket must ask for, given what the application asked: bells come as readable,
+    /// and writable is the kernel's business only while this side still sends over TCP.
+    pub fn kernel_interest(&self, asked: u32) -> u32 {
+        let sends_by_tcp = self.block.send_switched.load(Ordering::Acquire) == 0
+            && !self.segment().is_some_and(|segment| segment.is_ready());
+        let write = if sends_by_tcp { asked & bit::WRITE } else { 0 };
+        bit::IN | bit::RDHUP | write
+    }
+
+    /// Announces a sleeper in a waiting call: for data, and for space if `asked` wants to write. Takes
+    /// spent bells away, so that the sleep is one. False if bells or bytes had to stay that would keep
+    /// waking a call which does not ask for data. Always followed by [`Self::disarm`].
+    pub fn arm(&self, fd: i32, asked: u32) -> bool {
+        let Some(segment) = self.segment() else { return true };
+        let side = self.socket(fd, segment);
+        waiting::arm(&side, asked & bit::READ != 0, asked & bit::WRITE != 0)
+    }
+
+    /// Undoes [`Self::arm`].
+    pub fn disarm(&self, asked: u32) {
+        let Some(segment) = self.segment() else { return };
+        segment.incoming().0.data_armed.0.disarm();
+        if asked & bit::WRITE != 0 {
+            segment.outgoing().0.space_armed.0.disarm();
+        }
+    }
+
+    /// Arms for a registration in an event loop: for data, and for space if it `writes`. Bells that are left over
+    /// are taken away if nobody needs them. Always followed by one [`Self::disarm_cold`] of the same kind.
+    pub fn arm_cold(&self, fd: i32, writes: bool) {
+        let Some(segment) = self.segment() else { return };
+        waiting::arm_cold(&self.socket(fd, segment), writes);
+    }
+
+    /// Undoes [`Self::arm_cold`].
+    pub fn disarm_cold(&self, writes: bool) {
+        let Some(segment) = self.segment() else { return };
+        segment.incoming().0.data_armed.0.disarm();
+        if writes {
+            segment.outgoing().0.space_armed.0.disarm();
+        }
+    }
+
+    /// The application's readiness, after the kernel reported `events` on the socket.
+    pub fn interpret(&self, fd: i32, events: u32) -> u32 {
+        let Some(segment) = self.segment() else { return events };
+        let mut bits = 0;
+        if let Ok(_guard) = self.block.recv_lock.lock(process::thread()) {
+            if self.recv_settled() {
+                if events & (bit::IN | bit::RDHUP | bit::ALWAYS) != 0 {
+                    self.drain(fd, segment);
+                }
+                if events & (bit::RDHUP | bit::ALWAYS) != 0 {
+                    self.note_end(fd);
+                    if events & bit::ERR != 0 {
+                        self.block.raise(flag::RESET);
+                    }
+                }
+            } else {
+                // Real bytes: a lone bell would have been sent after the count that settles the direction.
+                bits |= events & (bit::RDHUP | bit::ALWAYS);
+                if events & (bit::IN | bit::RDHUP | bit::ALWAYS) != 0 {
+                    bits |= bit::READ;
+                }
+            }
+        }
+        if events & bit::OUT != 0
+            && self.block.send_switched.load(Ordering::Acquire) == 0
+            && !segment.is_ready()
+        {
+            bits |= bit::WRITE;
+        }
+        bits | self.readiness()
+    }
+
+    /// The pending error of `SO_ERROR`, if it is ours to tell: cleared by telling.
+    pub fn take_error(&self) -> Option<Errno> {
+        let reset = self.block.has(flag::RESET)
+            || self.segment().is_some_and(|segment| segment.incoming().0.end() & end::RESET != 0);
+        let untold = self.block.flags.fetch_or(if reset { flag::RESET_TOLD } else { 0 }, Ordering::SeqCst)
+            & flag::RESET_TOLD
+            == 0;
+        (reset && untold).then_some(Errno::CONNRESET)
+    }
+}

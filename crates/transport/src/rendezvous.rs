@@ -1,0 +1,310 @@
+//! How the two ends of a connection on one host find each other, beside the connection and never in it.
+//!
+//! Both know the connection's four-tuple. Names are abstract Unix socket names, which live in the same network
+//! namespace as the TCP ports and vanish with their sockets.
+//!
+//! ```text
+//!  server process                                client process
+//!  listen():  binds «hint of the port»
+//!                                                call N:  is there such a hint?
+//!                                                         binds and listens on «four-tuple»
+//!  reads:     connects to «four-tuple»
+//!             whose is it? whose is the TCP socket?   same uid, or no deal
+//!             creates the segment, sends it
+//!                                                some call: accepts; the same check; maps it, sets ready
+//! ```
+//!
+//! No step waits: connect and send succeed before the other side accepts. A hint can be forged to
+//! no other end than a name that nobody answers. Each side compares the peer credentials of the Unix socket
+//! (unix(7), `SO_PEERCRED`) with the owner of the other TCP socket (sock_diag(7)).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recvmsg, sendmsg, socket_with,
+};
+
+use crate::reason::Reason;
+use crate::segment::{Nonce, Segment};
+use crate::tcp;
+
+const MESSAGE_MAGIC: [u8; 8] = *b"THALLUSo";
+const MESSAGE_BYTES: usize = 24;
+
+/// Puts an internal file descriptor where it is out of the application's way.
+pub type Place = fn(OwnedFd) -> Result<OwnedFd, Errno>;
+
+/// Why an attempt came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The other side is not there yet: worth another try later.
+    NotYet,
+    /// The connection stays on TCP.
+    Stay(Reason),
+}
+
+fn out_of(errno: Errno) -> Failure {
+    match errno {
+        Errno::MFILE | Errno::NFILE => Failure::Stay(Reason::NoFds),
+        Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC | Errno::FBIG => Failure::Stay(Reason::NoMemory),
+        Errno::NOSYS => Failure::Stay(Reason::KernelTooOld),
+        _ => Failure::Stay(Reason::NoAnswer),
+    }
+}
+
+fn hint_name(port: u16) -> SocketAddrUnix {
+    name(&format!("thallus/1/port/{port}"))
+}
+
+fn tuple_name(client: SocketAddr, server: SocketAddr) -> SocketAddrUnix {
+    name(&format!("thallus/1/{client}-{server}"))
+}
+
+fn name(text: &str) -> SocketAddrUnix {
+    // The longest text is that of two IPv6 addresses with ports, 106 bytes of 107.
+    SocketAddrUnix::new_abstract_name(text.as_bytes()).expect("names are shorter than sun_path")
+}
+
+fn socket(kind: SocketType, place: Place) -> Result<OwnedFd, Errno> {
+    place(socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?)
+}
+
+/// Server: announces that this process family may serve `port`. `Ok(None)` if someone already does.
+pub fn announce(port: u16, place: Place) -> Result<Option<OwnedFd>, Errno> {
+    let socket = socket(SocketType::DGRAM, place)?;
+    match bind(&socket, &hint_name(port)) {
+        Ok(()) => Ok(Some(socket)),
+        Err(Errno::ADDRINUSE) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Client: whether some process announced `port`.
+pub fn is_announced(port: u16, place: Place) -> Result<bool, Errno> {
+    let socket = socket(SocketType::DGRAM, place)?;
+    match connect(&socket, &hint_name(port)) {
+        Ok(()) => Ok(true),
+        // EPROTOTYPE: somebody else's socket of another type has the name.
+        Err(Errno::CONNREFUSED | Errno::PROTOTYPE) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Client: makes the connection findable.
+pub fn offer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<OwnedFd, Reason> {
+    let attempt = || {
+        let socket = socket(SocketType::SEQPACKET, place)?;
+        bind(&socket, &tuple_name(client, server))?;
+        listen(&socket, 1)?;
+        Ok(socket)
+    };
+    attempt().map_err(|errno| match (errno, out_of(errno)) {
+        (Errno::ADDRINUSE, _) => Reason::NameTaken,
+        (_, Failure::Stay(reason)) => reason,
+        (_, Failure::NotYet) => Reason::NoAnswer,
+    })
+}
+
+/// Server: looks for the client's offer and answers it with a new segment.
+pub fn answer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<Segment, Failure> {
+    let socket = socket(SocketType::SEQPACKET, place).map_err(out_of)?;
+    match connect(&socket, &tuple_name(client, server)) {
+        Ok(()) => {}
+        Err(Errno::CONNREFUSED | Errno::AGAIN) => return Err(Failure::NotYet),
+        Err(Errno::PROTOTYPE) => return Err(Failure::Stay(Reason::NotOwner)),
+        Err(errno) => return Err(out_of(errno)),
+    }
+    check_owner(socket.as_fd(), client, server)?;
+    let mut nonce: Nonce = [0; 16];
+    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(out_of)?;
+    let (segment, memory) = Segment::create(nonce).map_err(out_of)?;
+    let mut message = [0; MESSAGE_BYTES];
+    message[..8].copy_from_slice(&MESSAGE_MAGIC);
+    message[8..].copy_from_slice(&nonce);
+    let fds = [memory.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).map_err(out_of)?;
+    Ok(segment)
+}
+
+/// Client: takes the segment if the server has answered. A server that has connected but not sent yet
+/// waits in `arrived` for the next attempt.
+pub fn collect(
+    offer: BorrowedFd<'_>,
+    arrived: &mut Option<OwnedFd>,
+    client: SocketAddr,
+    server: SocketAddr,
+    place: Place,
+) -> Result<Segment, Failure> {
+    let socket = match arrived.take() {
+        Some(socket) => socket,
+        None => admit(offer, client, server, place)?,
+    };
+    let mut message = [0; MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received =
+        recvmsg(&socket, &mut [IoSliceMut::new(&mut message)], &mut control, RecvFlags::CMSG_CLOEXEC);
+    let (received, cut) = match received {
+        Ok(received) => (received.bytes, received.flags.contains(ReturnFlags::CTRUNC)),
+        Err(Errno::AGAIN | Errno::INTR) => {
+            *arrived = Some(socket);
+            return Err(Failure::NotYet);
+        }
+        Err(_) => return Err(Failure::Stay(Reason::BadOffer)),
+    };
+    if received == 0 {
+        // It could not make a segment, and knows why; it may come back.
+        return Err(Failure::NotYet);
+    }
+    let memory = control
+        .drain()
+        .find_map(|part| match part {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        })
+        // The kernel cuts off a descriptor for which the process has no number left.
+        .ok_or(Failure::Stay(if cut { Reason::NoFds } else { Reason::BadOffer }))?;
+    if received != MESSAGE_BYTES || message[..8] != MESSAGE_MAGIC {
+        return Err(Failure::Stay(Reason::BadOffer));
+    }
+    let mut nonce: Nonce = [0; 16];
+    nonce.copy_from_slice(&message[8..]);
+    Segment::accept(&memory, nonce).map_err(|error| match error {
+        crate::segment::OfferError::Map(errno) => out_of(errno),
+        _ => Failure::Stay(Reason::BadOffer),
+    })
+}
+
+/// Accepts whoever answers the offer, if it is the server. A stranger's connection is dropped and the offer
+/// stands: whoever spoils a name must not decide.
+fn admit(
+    offer: BorrowedFd<'_>,
+    client: SocketAddr,
+    server: SocketAddr,
+    place: Place,
+) -> Result<OwnedFd, Failure> {
+    let socket = match accept_with(offer, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        Ok(socket) => place(socket).map_err(out_of)?,
+        Err(Errno::AGAIN | Errno::INTR) => return Err(Failure::NotYet),
+        Err(errno) => return Err(out_of(errno)),
+    };
+    match check_owner(socket.as_fd(), server, client) {
+        Ok(()) => Ok(socket),
+        Err(Failure::Stay(Reason::NotOwner)) => Err(Failure::NotYet),
+        Err(other) => Err(other),
+    }
+}
+
+/// Whether the process at the other end of `socket` owns the TCP socket at `local` connected to `peer`.
+fn check_owner(socket: BorrowedFd<'_>, local: SocketAddr, peer: SocketAddr) -> Result<(), Failure> {
+    let owner = tcp::owner_of(local, peer).map_err(|_| Failure::Stay(Reason::NoDiag))?;
+    let owner = owner.ok_or(Failure::Stay(Reason::Remote))?;
+    let peer = rustix::net::sockopt::socket_peercred(socket).map_err(out_of)?;
+    if peer.uid.as_raw() == owner.uid { Ok(()) } else { Err(Failure::Stay(Reason::NotOwner)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    fn place(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+        Ok(fd)
+    }
+
+    fn connection() -> (TcpStream, TcpStream, SocketAddr, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let server = listener.accept().unwrap().0;
+        let addresses = (client.local_addr().unwrap(), server.local_addr().unwrap());
+        (client, server, addresses.0, addresses.1)
+    }
+
+    #[test]
+    fn an_offer_that_is_answered_gives_both_sides_the_same_memory() {
+        let (_c, _s, client, server) = connection();
+        let offer = offer(client, server, place).unwrap();
+        let answered = answer(client, server, place).unwrap();
+        let collected = collect(offer.as_fd(), &mut None, client, server, place).unwrap();
+        assert!(collected.set_ready());
+        assert!(answered.is_ready());
+    }
+
+    #[test]
+    fn nothing_waits_for_a_side_that_is_not_there() {
+        let (_c, _s, client, server) = connection();
+        assert_eq!(answer(client, server, place).unwrap_err(), Failure::NotYet);
+        let offer = offer(client, server, place).unwrap();
+        assert_eq!(collect(offer.as_fd(), &mut None, client, server, place).unwrap_err(), Failure::NotYet);
+    }
+
+    #[test]
+    fn a_name_that_is_taken_keeps_the_connection_on_tcp() {
+        let (_c, _s, client, server) = connection();
+        let _squatter = offer(client, server, place).unwrap();
+        assert_eq!(offer(client, server, place).unwrap_err(), Reason::NameTaken);
+    }
+
+    #[test]
+    fn an_offer_for_a_connection_that_does_not_exist_is_not_answered() {
+        let client = "127.0.0.1:1".parse().unwrap();
+        let server = "127.0.0.1:2".parse().unwrap();
+        let _offer = offer(client, server, place).unwrap();
+        assert_eq!(answer(client, server, place).unwrap_err(), Failure::Stay(Reason::Remote));
+    }
+
+    #[test]
+    fn garbage_instead_of_a_segment_is_refused() {
+        let (_c, _s, client, server) = connection();
+        let offer = offer(client, server, place).unwrap();
+        let stranger = socket(SocketType::SEQPACKET, place).unwrap();
+        connect(&stranger, &tuple_name(client, server)).unwrap();
+        rustix::net::send(&stranger, b"what is this", SendFlags::empty()).unwrap();
+        assert_eq!(
+            collect(offer.as_fd(), &mut None, client, server, place).unwrap_err(),
+            Failure::Stay(Reason::BadOffer)
+        );
+    }
+
+    #[test]
+    fn a_server_that_has_not_sent_yet_is_waited_for() {
+        let (_c, _s, client, server) = connection();
+        let offer = offer(client, server, place).unwrap();
+        let slow = socket(SocketType::SEQPACKET, place).unwrap();
+        connect(&slow, &tuple_name(client, server)).unwrap();
+        let mut arrived = None;
+        let attempt = |arrived: &mut _| collect(offer.as_fd(), arrived, client, server, place).unwrap_err();
+        assert_eq!(attempt(&mut arrived), Failure::NotYet);
+        assert!(arrived.is_some());
+        drop(slow);
+        assert_eq!(attempt(&mut arrived), Failure::NotYet);
+        assert!(arrived.is_none());
+    }
+
+    #[test]
+    fn a_port_is_announced_until_its_socket_closes() {
+        let port = 1;
+        assert!(!is_announced(port, place).unwrap());
+        let hint = announce(port, place).unwrap();
+        assert!(hint.is_some());
+        assert!(is_announced(port, place).unwrap());
+        assert!(announce(port, place).unwrap().is_none());
+        drop(hint);
+        assert!(!is_announced(port, place).unwrap());
+    }
+
+    #[test]
+    fn the_longest_name_fits() {
+        let address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().unwrap();
+        tuple_name(address, address);
+    }
+}

@@ -1,0 +1,335 @@
+//! One direction of a stream through shared memory: a byte ring that grows by moving house.
+//!
+//! Positions count bytes since the direction's start and never wrap (2⁶⁴ bytes). Bytes live in a *window*, one of
+//! [`CLASSES`] regions of growing size. The producer starts small, so that a busy connection stays in the
+//! processor's cache and an idle one costs a few pages. When it runs out of space it may open a larger
+//! window at its current position; the consumer follows when it gets there:
+//!
+//! ```text
+//!   position   tail        start of slot 1         head
+//!                 │                │                 │
+//!   slot 0 ───────┼■■■■■■■■■■■■■■■■│                 │      class 0 window, old
+//!   slot 1        │                │■■■■■■■■■■■■■■■■■│      class 2 window, new
+//! ```
+//!
+//! A byte at position `p` lies in the slot with the greatest start ≤ `p`, at `(p − start) mod size`. The
+//! producer reuses a slot only when the consumer has passed the *other* slot's start, so the slot that is being
+//! rewritten never is the one that the consumer picks: it needs no lock and no version.
+//!
+//! Each side is used by one thread at a time (the direction's lock). Every index that the peer can write is
+//! checked or masked before memory is touched: a lie yields [`Lie`], never an access out of bounds.
+
+use thiserror::Error;
+
+use crate::control::Control;
+use crate::sync::Ordering;
+
+/// Sizes of the windows: 8 KiB, 32 KiB, 128 KiB, 512 KiB, 2 MiB, 8 MiB.
+pub const CLASSES: u32 = 6;
+
+/// Windows up to this class are taken whenever there is pressure; beyond it only while the consumer takes nothing:
+/// what no longer fits in a cache gets slower, but a program may count on the kernel's buffers.
+pub const HOT_CLASS: u32 = 3;
+
+/// A model checker needs a window for each of its few bytes.
+const SMALLEST: u64 = if cfg!(loom) { 8 } else { 8192 };
+
+/// Size in bytes of a window of `class`.
+pub const fn class_size(class: u32) -> u64 {
+    SMALLEST << (2 * class)
+}
+
+/// Where the window of `class` begins in a direction's memory, in bytes.
+pub const fn class_offset(class: u32) -> u64 {
+    let mut offset = 0;
+    let mut smaller = 0;
+    while smaller < class {
+        offset += class_size(smaller);
+        smaller += 1;
+    }
+    offset
+}
+
+/// Bytes of (sparse) memory that a direction's windows span.
+pub const DIRECTION_BYTES: u64 = class_offset(CLASSES);
+
+/// The peer wrote something impossible into the control words.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("the peer's ring indices are impossible")]
+pub struct Lie;
+
+/// A direction's memory of [`DIRECTION_BYTES`].
+///
+/// # Safety
+/// `put` and `take` must be in bounds for every range below [`DIRECTION_BYTES`], and must not form references to
+/// the memory: the peer may write to it at any time.
+pub unsafe trait Memory {
+    /// Copies `length` bytes from `source` to `offset`.
+    ///
+    /// # Safety
+    /// `source` is readable for `length` bytes; `offset + length` ≤ [`DIRECTION_BYTES`].
+    unsafe fn put(&self, offset: u64, source: *const u8, length: usize);
+    /// Copies `length` bytes from `offset` to `target`.
+    ///
+    /// # Safety
+    /// `target` is writable for `length` bytes; `offset + length` ≤ [`DIRECTION_BYTES`].
+    unsafe fn take(&self, offset: u64, target: *mut u8, length: usize);
+    /// Makes the window of `class` safe to write to: memory is there. False if there is none.
+    fn populate(&self, class: u32) -> bool;
+    /// Gives the memory of the window of `class` back to the system.
+    fn discard(&self, class: u32);
+}
+
+#[derive(Clone, Copy)]
+struct Window {
+    start: u64,
+    class: u32,
+    slot: usize,
+}
+
+impl Window {
+    fn load(control: &Control, slot: usize) -> Self {
+        let rare = &control.rare.0;
+        // The start is read first: whoever sees a new start also sees its class (release in `open`).
+        let start = rare.window_start[slot].load(Ordering::Acquire);
+        let class = rare.window_class[slot].load(Ordering::Relaxed).min(CLASSES - 1);
+        Self { start, class, slot }
+    }
+
+    fn size(self) -> u64 {
+        class_size(self.class)
+    }
+
+    /// Offset in the direction's memory of `position`, and the bytes from there to the window's end.
+    fn locate(self, position: u64) -> (u64, u64) {
+        let within = position.wrapping_sub(self.start) & (self.size() - 1);
+        (class_offset(self.class) + within, self.size() - within)
+    }
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub struct Producer<'a, M> {
+    control: &'a Control,
+    memory: &'a M,
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct Consumer<'a, M> {
+    control: &'a Control,
+    memory: &'a M,
+}
+
+/// What [`Producer::push`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pushed {
+    /// Bytes taken from the source.
+    pub bytes: usize,
+    /// A sleeping consumer has to be rung for.
+    pub ring: bool,
+}
+
+/// What [`Consumer::pop`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Popped {
+    /// Bytes given to the target.
+    pub bytes: usize,
+    /// A sleeping producer has to be rung for.
+    pub ring: bool,
+    /// Nothing was left when this call ended.
+    pub emptied: bool,
+}
+
+impl<'a, M: Memory> Producer<'a, M> {
+    /// The sending end of `control`. The caller holds the direction's send lock.
+    pub fn new(control: &'a Control, memory: &'a M) -> Self {
+        Self { control, memory }
+    }
+
+    fn current(&self) -> Result<Window, Lie> {
+        let [first, second] = [Window::load(self.control, 0), Window::load(self.control, 1)];
+        let current = match (first.start, second.start) {
+            (_, u64::MAX) => first,
+            (u64::MAX, _) => second,
+            (a, b) if a > b => first,
+            _ => second,
+        };
+        if current.start > self.control.head() { Err(Lie) } else { Ok(current) }
+    }
+
+    /// Bytes that fit now.
+    pub fn space(&self) -> Result<u64, Lie> {
+        // The window first: its start is never ahead of a head that is read after it.
+        let window = self.current()?;
+        let (tail, head) = (self.control.tail(), self.control.head());
+        let used = head.checked_sub(tail.max(window.start)).ok_or(Lie)?;
+        window.size().checked_sub(used).ok_or(Lie)
+    }
+
+    /// Whether a sleeper for space has reason to wake. May be asked without the send lock, and by the consumer: what
+    /// others change meanwhile makes the words contradict each other, and then the answer is yes.
+    pub fn has_room(&self) -> bool {
+        match (self.space(), self.class()) {
+            (Ok(space), Ok(class)) => is_writable(space, class) || self.control.is_empty(),
+            _ => true,
+        }
+    }
+
+    /// Copies as much of `length` bytes at `source` as fits and publishes it.
+    ///
+    /// # Safety
+    /// `source` is readable for `length` bytes.
+    pub unsafe fn push(&self, source: *const u8, length: usize) -> Result<Pushed, Lie> {
+        let window = self.current()?;
+        let space = self.space()?;
+        let count = length.min(usize::try_from(space).unwrap_or(usize::MAX));
+        if count == 0 {
+            return Ok(Pushed::default());
+        }
+        let head = self.control.head();
+        let (offset, to_end) = window.locate(head);
+        let first = count.min(usize::try_from(to_end).unwrap_or(usize::MAX));
+        // SAFETY: `first` ≤ length bytes are readable, and locate() stays inside the window.
+        unsafe { self.memory.put(offset, source, first) };
+        if first < count {
+            // SAFETY: first < count ≤ length.
+            let rest = unsafe { source.add(first) };
+            // SAFETY: the rest fits at the window's start: count ≤ space ≤ its size.
+            unsafe { self.memory.put(class_offset(window.class), rest, count - first) };
+        }
+        let ring = self.control.publish(head + count as u64);
+        Ok(Pushed { bytes: count, ring })
+    }
+
+    /// Opens a larger window, enough for `wanted` more bytes where the limits allow. False if there is
+    /// none: the consumer has not followed into the current one yet, it is the largest, or memory is short.
+    /// `limit` is the largest class allowed.
+    pub fn grow(&self, wanted: u64, limit: u32) -> Result<bool, Lie> {
+        let current = self.current()?;
+        if current.class >= limit || self.control.tail() < current.start {
+            return Ok(false);
+        }
+        let mut class = current.class + 1;
+        while class < limit && class_size(class) < wanted.saturating_mul(2) {
+            class += 1;
+        }
+        if !self.memory.populate(class) {
+            return Ok(false);
+        }
+        self.open(current, class);
+        Ok(true)
+    }
+
+    /// Goes back to the smallest window if the ring is empty, and frees the larger ones' memory.
+    pub fn shrink(&self) -> Result<bool, Lie> {
+        let current = self.current()?;
+        if current.class == 0 || !self.control.is_empty() || !self.memory.populate(0) {
+            return Ok(false);
+        }
+        self.open(current, 0);
+        (1..CLASSES).for_each(|class| self.memory.discard(class));
+        Ok(true)
+    }
+
+    /// The class of the window that is written to now.
+    pub fn class(&self) -> Result<u32, Lie> {
+        self.current().map(|window| window.class)
+    }
+
+    fn open(&self, current: Window, class: u32) {
+        let head = self.control.head();
+        // A window that has held nothing is replaced where it is: starts stay distinct, and the ring is empty
+        // (`tail` has reached its start), so nobody locates a byte in it meanwhile.
+        let slot = if head == current.start { current.slot } else { 1 - current.slot };
+        let rare = &self.control.rare.0;
+        rare.window_class[slot].store(class, Ordering::Relaxed);
+        rare.window_start[slot].store(head, Ordering::Release);
+    }
+}
+
+impl<'a, M: Memory> Consumer<'a, M> {
+    /// The receiving end of `control`. The caller holds the direction's receive lock.
+    pub fn new(control: &'a Control, memory: &'a M) -> Self {
+        Self { control, memory }
+    }
+
+    /// Where `position` lies, and how many bytes follow it without a break.
+    fn locate(&self, position: u64) -> Result<(u64, u64), Lie> {
+        let [first, second] = [Window::load(self.control, 0), Window::load(self.control, 1)];
+        let (here, other) = match (first.start <= position, second.start <= position) {
+            (true, true) if second.start > first.start => (second, first),
+            (true, _) => (first, second),
+            (false, true) => (second, first),
+            (false, false) => return Err(Lie),
+        };
+        let (offset, to_end) = here.locate(position);
+        let to_move = if other.start > position { other.start - position } else { u64::MAX };
+        Ok((offset, to_end.min(to_move)))
+    }
+
+    /// Bytes that can be taken now.
+    pub fn available(&self) -> Result<u64, Lie> {
+        let used = self.control.used();
+        // At most one full window before the move and one after it.
+        if used > 2 * class_size(CLASSES - 1) { Err(Lie) } else { Ok(used) }
+    }
+
+    /// Copies up to `length` bytes that lie `skip` bytes ahead to `target`, and leaves them in the ring.
+    ///
+    /// # Safety
+    /// `target` is writable for `length` bytes.
+    pub unsafe fn peek(&self, skip: u64, target: *mut u8, length: usize) -> Result<usize, Lie> {
+        let available = self.available()?.saturating_sub(skip);
+        let count = length.min(usize::try_from(available).unwrap_or(usize::MAX));
+        let mut position = self.control.tail() + skip;
+        let mut done = 0;
+        while done < count {
+            let (offset, run) = self.locate(position)?;
+            let step = (count - done).min(usize::try_from(run).unwrap_or(usize::MAX));
+            // SAFETY: done < count ≤ length.
+            let part = unsafe { target.add(done) };
+            // SAFETY: `step` bytes remain in the target, and locate() stays inside one window.
+            unsafe { self.memory.take(offset, part, step) };
+            done += step;
+            position += step as u64;
+        }
+        Ok(count)
+    }
+
+    /// Drops `count` bytes that [`Self::peek`] or the caller has seen, and tells whom to wake.
+    pub fn consume(&self, count: usize) -> Result<Popped, Lie> {
+        let available = self.available()?;
+        if count as u64 > available {
+            return Err(Lie);
+        }
+        self.control.release(self.control.tail() + count as u64);
+        let emptied = self.control.is_empty();
+        // A producer that waits for space is woken when a good part of its window is free, not for each byte.
+        let ring = self.control.space_armed.0.has_sleepers()
+            && (emptied || Producer::new(self.control, self.memory).has_room())
+            && self.control.claim_space_bell();
+        Ok(Popped { bytes: count, ring, emptied })
+    }
+
+    /// Takes up to `length` bytes out of the ring.
+    ///
+    /// # Safety
+    /// `target` is writable for `length` bytes.
+    pub unsafe fn pop(&self, target: *mut u8, length: usize) -> Result<Popped, Lie> {
+        // SAFETY: the caller's promise.
+        let count = unsafe { self.peek(0, target, length)? };
+        if count == 0 { Ok(Popped { emptied: true, ..Popped::default() }) } else { self.consume(count) }
+    }
+}
+
+/// Whether `space` free bytes in a window of `class` make the stream writable for poll(2) and for sleepers: a
+/// quarter of the window, where the kernel asks for a third of the socket's buffer.
+pub fn is_writable(space: u64, class: u32) -> bool {
+    space >= class_size(class.min(CLASSES - 1)) / 4
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[path = "ring_tests.rs"]
+mod tests;

@@ -1,0 +1,333 @@
+//! The memory that the two ends of an upgraded connection share, and nobody else.
+//!
+//! ```text
+//!        0  magic, version, nonce, ready
+//!     1024  control words, client → server      (crate::control)
+//!     2048  control words, server → client
+//!     4096  windows, client → server            DIRECTION_BYTES, sparse
+//!        …  windows, server → client            DIRECTION_BYTES, sparse
+//!        …  side buffer of the client           SIDE_BYTES, sparse
+//!        …  side buffer of the server           SIDE_BYTES, sparse
+//! ```
+//!
+//! A memfd, sealed against shrinking so that neither side can make the other fault (memfd_create(2), "File sealing").
+//! A *side buffer* holds bytes that its owner took from the kernel before the application asked for them; it lies
+//! here, although only its owner uses it, because forks of the owner must find it.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
+    memfd_create,
+};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use thiserror::Error;
+
+use crate::arena::Role;
+use crate::control::Control;
+use crate::ring::{CLASSES, DIRECTION_BYTES, Memory, class_offset, class_size};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
+const VERSION: u32 = 1;
+const CONTROL_OFFSET: [usize; 2] = [1024, 2048];
+const DATA_OFFSET: usize = 4096;
+const WINDOWS: usize = DIRECTION_BYTES as usize;
+
+/// Bytes of a side buffer: more than the kernel buffers for one TCP direction under any usual
+/// `tcp_rmem` and `tcp_wmem`.
+pub const SIDE_BYTES: usize = 64 << 20;
+
+/// Size of a segment in bytes, nearly all of it never touched.
+pub const SEGMENT_BYTES: usize = DATA_OFFSET + 2 * WINDOWS + 2 * SIDE_BYTES;
+
+const READY: u32 = 1;
+const REFUSED: u32 = 2;
+
+/// Secret of one segment, by which the receiver knows it for the one that was announced.
+pub type Nonce = [u8; 16];
+
+/// Why a segment that arrived was refused.
+#[derive(Debug, Error)]
+pub enum OfferError {
+    /// It could not be mapped or looked at.
+    #[error("the segment cannot be mapped")]
+    Map(#[from] Errno),
+    /// It is smaller or larger than the protocol says, or could be truncated later.
+    #[error("the segment has the wrong size or may shrink")]
+    Shape,
+    /// Its header is not the announced one.
+    #[error("the segment is not the announced one")]
+    Header,
+}
+
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    version: AtomicU32,
+    /// [`READY`] once the client has mapped the segment: from then on either side may send through it.
+    /// [`REFUSED`] if the server withdrew before.
+    ready: AtomicU32,
+    nonce: [AtomicU64; 2],
+}
+
+/// A mapped segment, seen from one of its ends. Unmapped when dropped.
+pub struct Segment {
+    base: NonNull<u8>,
+    role: Role,
+}
+
+// SAFETY: the mapping is shared memory made of atomics and of bytes that are only copied.
+unsafe impl Send for Segment {}
+// SAFETY: as above; who may use which part when is the business of the direction locks.
+unsafe impl Sync for Segment {}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment").field("base", &self.base).field("role", &self.role).finish()
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: this is the mapping that `map` made, and nobody refers to it any more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), SEGMENT_BYTES) };
+    }
+}
+
+impl Segment {
+    /// Server: creates a segment with the smallest windows. Fails as memfd_create(2), fallocate(2) and
+    /// mmap(2) do; `EFBIG` when the process may not make files of this size (`RLIMIT_FSIZE`), `ENOSYS` when the
+    /// kernel (before 5.14) can't reserve a window's pages ahead of use.
+    pub fn create(nonce: Nonce) -> Result<(Self, OwnedFd), Errno> {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if limit.is_some_and(|limit| limit < SEGMENT_BYTES as u64) {
+            return Err(Errno::FBIG);
+        }
+        let fd = memfd_create("thallus-segment", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, SEGMENT_BYTES as u64)?;
+        let smallest = class_size(0);
+        fallocate(&fd, FallocateFlags::empty(), 0, DATA_OFFSET as u64 + smallest)?;
+        fallocate(&fd, FallocateFlags::empty(), (DATA_OFFSET + WINDOWS) as u64, smallest)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let segment = Self::map(&fd, Role::Server)?;
+        if !segment.can_populate() {
+            return Err(Errno::NOSYS);
+        }
+        for direction in CONTROL_OFFSET {
+            // SAFETY: inside the mapping.
+            let control = unsafe { segment.base.add(direction) };
+            // SAFETY: aligned to 128, and no one else has it yet.
+            unsafe { control.cast::<Control>().write(Control::new(0)) };
+        }
+        let header = segment.header();
+        for (word, half) in header.nonce.iter().zip(nonce_words(nonce)) {
+            word.store(half, Ordering::Relaxed);
+        }
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok((segment, fd))
+    }
+
+    /// Client: maps a segment that arrived with `nonce`.
+    pub fn accept(fd: impl AsFd, nonce: Nonce) -> Result<Self, OfferError> {
+        if usize::try_from(fstat(&fd)?.st_size) != Ok(SEGMENT_BYTES)
+            || !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK)
+        {
+            return Err(OfferError::Shape);
+        }
+        let segment = Self::map(fd, Role::Client)?;
+        let header = segment.header();
+        let words = [header.nonce[0].load(Ordering::Relaxed), header.nonce[1].load(Ordering::Relaxed)];
+        let announced = header.magic.load(Ordering::Acquire) == MAGIC
+            && header.version.load(Ordering::Relaxed) == VERSION
+            && words == nonce_words(nonce);
+        if announced { Ok(segment) } else { Err(OfferError::Header) }
+    }
+
+    /// Whether the kernel knows `MADV_POPULATE_WRITE`, without which a window that grows could turn a full disk or
+    /// memory limit into `SIGBUS`. Asked once, of a window that has its pages already.
+    fn can_populate(&self) -> bool {
+        static ABLE: OnceLock<bool> = OnceLock::new();
+        *ABLE.get_or_init(|| {
+            let advised = self.direction(0).1.advise(0, Advice::LinuxPopulateWrite);
+            !matches!(advised, Err(Errno::INVAL | Errno::NOSYS))
+        })
+    }
+
+    fn map(fd: impl AsFd, role: Role) -> Result<Self, Errno> {
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                SEGMENT_BYTES,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { base, role })
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping starts with a Header of atomics and lives as long as `self`.
+        unsafe { self.base.cast::<Header>().as_ref() }
+    }
+
+    /// Whether the client has mapped the segment.
+    pub fn is_ready(&self) -> bool {
+        self.header().ready.load(Ordering::Acquire) == READY
+    }
+
+    /// Client: tells the server that both sides have the segment. False if the server has withdrawn.
+    pub fn set_ready(&self) -> bool {
+        self.settle(READY)
+    }
+
+    /// Server: withdraws. False if the client was faster: then the segment is in use.
+    pub fn refuse(&self) -> bool {
+        self.settle(REFUSED)
+    }
+
+    fn settle(&self, outcome: u32) -> bool {
+        match self.header().ready.compare_exchange(0, outcome, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => true,
+            Err(already) => already == outcome,
+        }
+    }
+
+    fn direction(&self, index: usize) -> (&Control, Windows) {
+        // SAFETY: inside the mapping, and aligned; see the layout above.
+        let control = unsafe { self.base.add(CONTROL_OFFSET[index]) };
+        // SAFETY: holds a Control, all atomics, written before the segment was shared.
+        let control = unsafe { control.cast::<Control>().as_ref() };
+        // SAFETY: inside the mapping.
+        let base = unsafe { self.base.add(DATA_OFFSET + index * WINDOWS) };
+        (control, Windows { base })
+    }
+
+    /// The direction in which this side sends.
+    pub fn outgoing(&self) -> (&Control, Windows) {
+        self.direction(self.role as usize)
+    }
+
+    /// The direction in which this side receives.
+    pub fn incoming(&self) -> (&Control, Windows) {
+        self.direction(1 - self.role as usize)
+    }
+
+    /// This side's side buffer: [`SIDE_BYTES`] at the pointer.
+    pub fn side(&self) -> NonNull<u8> {
+        // SAFETY: inside the mapping; see the layout above.
+        unsafe { self.base.add(DATA_OFFSET + 2 * WINDOWS + self.role as usize * SIDE_BYTES) }
+    }
+}
+
+fn nonce_words(nonce: Nonce) -> [u64; 2] {
+    let both = u128::from_ne_bytes(nonce);
+    [both as u64, (both >> 64) as u64]
+}
+
+/// The windows of one direction in a mapped segment. Valid while the segment is.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    base: NonNull<u8>,
+}
+
+// SAFETY: the base is that of DIRECTION_BYTES of mapped memory, reached through raw copies only.
+unsafe impl Memory for Windows {
+    unsafe fn put(&self, offset: u64, source: *const u8, length: usize) {
+        // SAFETY: the caller stays below DIRECTION_BYTES.
+        let target = unsafe { self.base.add(offset as usize) };
+        // SAFETY: `source` is readable, and an application's buffer never overlaps our mapping.
+        unsafe { std::ptr::copy_nonoverlapping(source, target.as_ptr(), length) };
+    }
+
+    unsafe fn take(&self, offset: u64, target: *mut u8, length: usize) {
+        // SAFETY: the caller stays below DIRECTION_BYTES.
+        let source = unsafe { self.base.add(offset as usize) };
+        // SAFETY: `target` is writable, and an application's buffer never overlaps our mapping.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, length) };
+    }
+
+    fn populate(&self, class: u32) -> bool {
+        self.advise(class, Advice::LinuxPopulateWrite).is_ok()
+    }
+
+    fn discard(&self, class: u32) {
+        let _ = self.advise(class, Advice::LinuxRemove);
+    }
+}
+
+impl Windows {
+    fn advise(&self, class: u32, advice: Advice) -> Result<(), Errno> {
+        let class = class.min(CLASSES - 1);
+        // SAFETY: inside the mapping.
+        let start = unsafe { self.base.add(class_offset(class) as usize) };
+        // SAFETY: whole pages of our own mapping that hold nothing in use: a window about to be opened, or
+        // left for good by both sides.
+        unsafe { madvise(start.as_ptr().cast(), class_size(class) as usize, advice) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::{Consumer, Producer};
+
+    const NONCE: Nonce = *b"0123456789abcdef";
+
+    #[test]
+    fn bytes_cross_between_two_mappings() {
+        let (server, fd) = Segment::create(NONCE).unwrap();
+        let client = Segment::accept(&fd, NONCE).unwrap();
+        let (control, memory) = server.outgoing();
+        // SAFETY: the source is a live array.
+        let pushed = unsafe { Producer::new(control, &memory).push(b"hello".as_ptr(), 5) }.unwrap();
+        assert_eq!(pushed.bytes, 5);
+        let (control, memory) = client.incoming();
+        let mut seen = [0; 8];
+        // SAFETY: the target is a live array.
+        let popped = unsafe { Consumer::new(control, &memory).pop(seen.as_mut_ptr(), 8) }.unwrap();
+        assert_eq!((&seen[..popped.bytes], popped.emptied), (&b"hello"[..], true));
+    }
+
+    #[test]
+    fn the_server_sees_when_the_client_is_ready() {
+        let (server, fd) = Segment::create(NONCE).unwrap();
+        let client = Segment::accept(&fd, NONCE).unwrap();
+        assert!(!server.is_ready());
+        assert!(client.set_ready());
+        assert!(server.is_ready());
+        assert!(!server.refuse());
+    }
+
+    #[test]
+    fn a_segment_that_the_server_withdrew_is_not_used() {
+        let (server, fd) = Segment::create(NONCE).unwrap();
+        assert!(server.refuse());
+        assert!(!Segment::accept(&fd, NONCE).unwrap().set_ready());
+        assert!(!server.is_ready());
+    }
+
+    #[test]
+    fn a_segment_of_another_nonce_or_shape_is_refused() {
+        let (_server, fd) = Segment::create(NONCE).unwrap();
+        assert!(matches!(Segment::accept(&fd, [0; 16]), Err(OfferError::Header)));
+
+        let short = memfd_create("short", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&short, 4096).unwrap();
+        fcntl_add_seals(&short, SealFlags::SHRINK).unwrap();
+        assert!(matches!(Segment::accept(&short, NONCE), Err(OfferError::Shape)));
+
+        let unsealed = memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&unsealed, SEGMENT_BYTES as u64).unwrap();
+        assert!(matches!(Segment::accept(&unsealed, NONCE), Err(OfferError::Shape)));
+    }
+}

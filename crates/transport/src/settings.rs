@@ -1,0 +1,88 @@
+//! What the environment asked for. Set once, before the first connection.
+
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+
+use rustix::io::Errno;
+
+use crate::rendezvous::Place;
+use crate::ring::{CLASSES, class_size};
+
+/// Choices of the user of the library.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Whether connections may be upgraded to shared memory at all.
+    pub shm: bool,
+    /// Server ports whose connections may be upgraded, as inclusive ranges; empty for all.
+    pub ports: Vec<(u16, u16)>,
+    /// I/O calls on a connection before it looks for its peer.
+    pub upgrade_after: u32,
+    /// Longest spin before a thread sleeps, in nanoseconds.
+    pub spin_ns: u64,
+    /// The largest window class.
+    pub largest_class: u32,
+    /// Moves internal file descriptors out of the application's way.
+    pub place: Place,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            shm: true,
+            ports: Vec::new(),
+            upgrade_after: 8,
+            spin_ns: 100_000,
+            largest_class: CLASSES - 1,
+            place: stay,
+        }
+    }
+}
+
+fn stay(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    Ok(fd)
+}
+
+impl Settings {
+    /// Whether connections to this server port may be upgraded.
+    pub fn selects(&self, port: u16) -> bool {
+        self.ports.is_empty() || self.ports.iter().any(|&(first, last)| (first..=last).contains(&port))
+    }
+}
+
+/// The largest window class of at most `bytes`; the smallest if none is.
+pub fn class_within(bytes: u64) -> u32 {
+    (0..CLASSES).rev().find(|&class| class_size(class) <= bytes).unwrap_or(0)
+}
+
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// Sets the choices; the first call wins.
+pub fn set(settings: Settings) {
+    let _ = SETTINGS.set(settings);
+}
+
+/// The choices, or the defaults if none were set.
+pub fn settings() -> &'static Settings {
+    SETTINGS.get_or_init(Settings::default)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_list_selects_every_port() {
+        assert!(Settings::default().selects(1));
+        let some = Settings { ports: vec![(10, 20), (5432, 5432)], ..Settings::default() };
+        assert!(some.selects(10) && some.selects(20) && some.selects(5432));
+        assert!(!some.selects(21));
+    }
+
+    #[test]
+    fn a_ring_size_is_rounded_down_to_a_class() {
+        assert_eq!(class_within(1), 0);
+        assert_eq!(class_within(8192), 0);
+        assert_eq!(class_within(600_000), 3);
+        assert_eq!(class_within(u64::MAX), CLASSES - 1);
+    }
+}

@@ -1,0 +1,579 @@
+//! The byte stream of an active connection, through whichever door it goes now.
+//!
+//! Each direction runs through TCP up to a byte count that its sender publishes when it leaves, and through
+//! the ring from there. After that count TCP carries only *frames*, of which there is one: [`BELL`].
+//!
+//! ```text
+//!  sender     TCP bytes ………… switched_at │ ring bytes …………      bells when a sleeper armed
+//!  receiver   side buffer, kernel ………… = │ ring …………            bells drained when the ring is empty
+//! ```
+//!
+//! Every function here returns `EAGAIN` instead of sleeping while it holds a lock.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+use crate::arena::{State, flag};
+use crate::buffers::Buffers;
+use crate::connection::Connection;
+use crate::control::{Control, end};
+use crate::lock::Guard;
+use crate::ring::{Consumer, HOT_CLASS, Lie, Producer, class_size};
+use crate::segment::{SIDE_BYTES, Segment, Windows};
+use crate::settings::settings;
+use crate::waiting::{self, Side, add};
+use crate::{process, tcp};
+
+/// The frame that wakes: one byte, no content.
+pub const BELL: u8 = 1;
+
+/// Largest piece that is published at once, so that the reader of a long write starts early.
+const PIECE: usize = 32 << 10;
+
+/// Pushes without any progress of the consumer after which the sender asks the kernel whether the peer lives.
+const BLIND_PUSHES: u64 = 16;
+
+fn lie(_: Lie) -> Errno {
+    Errno::CONNRESET
+}
+
+impl Connection {
+    /// Receives as recv(2) does, without sleeping. `Ok(0)` is the end of the stream, `EAGAIN` nothing there.
+    pub fn try_recv(&self, fd: i32, target: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+        let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
+        let _guard = self.block.recv_lock.lock(process::thread())?;
+        if self.is_closed() {
+            return Err(Errno::BADF);
+        }
+        let peek = flags & libc::MSG_PEEK != 0;
+        let taken = self.take_side(segment, target, flags);
+        if taken > 0 {
+            return Ok(taken);
+        }
+        let (control, memory) = segment.incoming();
+        let socket = self.socket(fd, segment);
+        if !waiting::is_settled(&socket)
+            && let Some(result) = self.take_tcp(&socket, target, flags)
+        {
+            return result;
+        }
+        let consumer = Consumer::new(control, &memory);
+        let mut total = 0;
+        loop {
+            let count = if flags & libc::MSG_TRUNC != 0 && !peek {
+                let count = consumer.available().map_err(lie)?.min(target.left() as u64) as usize;
+                target.advance_over(count);
+                count
+            } else {
+                let (piece, length) = target.piece();
+                // SAFETY: the application vouches for its buffer; the window bounds are the ring's.
+                let count = unsafe { consumer.peek(if peek { total as u64 } else { 0 }, piece, length) };
+                let count = count.map_err(|lie_| self.broken(lie_))?;
+                target.advance(count);
+                count
+            };
+            if count == 0 {
+                break;
+            }
+            total += count;
+            if !peek {
+                let popped = consumer.consume(count).map_err(|lie_| self.broken(lie_))?;
+                if popped.ring {
+                    self.ring(fd, segment);
+                }
+                if popped.emptied {
+                    self.drain(fd, segment);
+                }
+            }
+            if target.left() == 0 {
+                break;
+            }
+        }
+        if total == 0 {
+            return self.nothing_there(segment);
+        }
+        if !peek {
+            add(&self.block.ring_received, total as u64);
+        }
+        Ok(total)
+    }
+
+    /// A peer that lies is treated as one that reset the connection.
+    fn broken(&self, _: Lie) -> Errno {
+        self.block.raise(flag::PEER_GONE | flag::RESET);
+        Errno::CONNRESET
+    }
+
+    /// What a read of an empty ring means.
+    fn nothing_there(&self, segment: &Segment) -> Result<usize, Errno> {
+        let (incoming, _) = segment.incoming();
+        let ended = incoming.end();
+        let gone = self.block.has(flag::PEER_GONE);
+        if !incoming.is_empty() {
+            return Err(Errno::AGAIN);
+        }
+        if ended & end::RESET != 0 || (gone && ended & end::FIN == 0 && self.died_deaf(segment)) {
+            let before = self.block.flags.fetch_or(flag::RESET_TOLD, Ordering::SeqCst);
+            return if before & flag::RESET_TOLD == 0 { Err(Errno::CONNRESET) } else { Ok(0) };
+        }
+        if ended & end::FIN != 0 || gone || self.block.has(flag::SHUT_RD) { Ok(0) } else { Err(Errno::AGAIN) }
+    }
+
+    /// Whether the peer's process ended without having read all that this side sent: TCP resets then.
+    fn died_deaf(&self, segment: &Segment) -> bool {
+        self.block.has(flag::RESET) || !segment.outgoing().0.is_empty()
+    }
+
+    /// Bytes in the side buffer.
+    pub fn side_length(&self) -> u64 {
+        let start = self.block.side_start.load(Ordering::Relaxed);
+        self.block.side_end.load(Ordering::Acquire).saturating_sub(start)
+    }
+
+    fn take_side(&self, segment: &Segment, target: &mut Buffers<'_>, flags: i32) -> usize {
+        let mut start = self.block.side_start.load(Ordering::Relaxed);
+        let stop = self.block.side_end.load(Ordering::Relaxed).min(SIDE_BYTES as u64);
+        let mut total = 0;
+        while start < stop && target.left() > 0 {
+            let (piece, length) = target.piece();
+            let count = length.min((stop - start) as usize);
+            if flags & libc::MSG_TRUNC == 0 {
+                // SAFETY: start < SIDE_BYTES.
+                let source = unsafe { segment.side().add(start as usize) };
+                // SAFETY: the side buffer holds `count` bytes here; the application vouches for its own.
+                unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), piece, count) };
+            }
+            target.advance(count);
+            start += count as u64;
+            total += count;
+        }
+        if total > 0 && flags & libc::MSG_PEEK == 0 {
+            if start == stop {
+                self.block.side_start.store(0, Ordering::Relaxed);
+                self.block.side_end.store(0, Ordering::Release);
+            } else {
+                self.block.side_start.store(start, Ordering::Release);
+            }
+        }
+        total
+    }
+
+    /// Receives what still comes over TCP: see [`waiting::take_tcp`].
+    fn take_tcp(
+        &self,
+        socket: &Socket<'_>,
+        target: &mut Buffers<'_>,
+        flags: i32,
+    ) -> Option<Result<usize, Errno>> {
+        let mut list = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
+        let taken = waiting::take_tcp(socket, flags & libc::MSG_PEEK != 0, |most, peek| {
+            let count = target.window(most, &mut list);
+            let peek = if peek { libc::MSG_PEEK } else { 0 };
+            receive(socket.fd, &mut list[..count], flags | peek | libc::MSG_DONTWAIT)
+        })?;
+        match taken {
+            Ok(0) => self.note_end(socket.fd),
+            Ok(count) => target.advance_over(count),
+            Err(_) => {}
+        }
+        Some(taken)
+    }
+
+    /// Sends as send(2) does, without sleeping. `EAGAIN` if nothing fits, `EPIPE` if nobody reads any more.
+    pub fn try_send(&self, fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+        let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
+        let block = self.block;
+        let _guard = block.send_lock.lock(process::thread())?;
+        if block.has(flag::SHUT_WR) {
+            return Err(Errno::PIPE);
+        }
+        if self.is_closed() {
+            return Err(Errno::BADF);
+        }
+        if !self.send_switched(segment) {
+            return self.send_tcp(fd, source, flags);
+        }
+        let (control, memory) = segment.outgoing();
+        let producer = Producer::new(control, &memory);
+        if block.has(flag::PEER_GONE) || segment.incoming().0.end() & end::CLOSED != 0 {
+            return self.send_into_void(fd, source);
+        }
+        if control.used() >= BLIND_PUSHES && self.is_blind(control) && self.peer_is_gone(fd) {
+            return self.send_into_void(fd, source);
+        }
+        let mut total = 0;
+        while source.left() > 0 {
+            let (piece, length) = source.piece();
+            // SAFETY: the application vouches for its buffer; the window bounds are the ring's.
+            let pushed = unsafe { producer.push(piece, length.min(PIECE)) };
+            let pushed = pushed.map_err(|lie_| self.broken(lie_))?;
+            if pushed.ring {
+                self.ring(fd, segment);
+            }
+            if pushed.bytes == 0 {
+                if self.make_room(&producer, control, source.left() as u64).map_err(lie)? {
+                    continue;
+                }
+                break;
+            }
+            source.advance(pushed.bytes);
+            total += pushed.bytes;
+        }
+        if total == 0 && source.left() > 0 {
+            block.raise(flag::NO_SPACE);
+            return Err(Errno::AGAIN);
+        }
+        if source.left() > 0 {
+            block.raise(flag::NO_SPACE);
+        }
+        add(&block.ring_sent, total as u64);
+        Ok(total)
+    }
+
+    /// Opens a larger window if the ring is full: at once while it stays in cache, beyond that only if the
+    /// reader has taken nothing since the ring was last full (then it may depend on the kernel's capacity).
+    fn make_room(
+        &self,
+        producer: &Producer<'_, Windows>,
+        control: &Control,
+        wanted: u64,
+    ) -> Result<bool, Lie> {
+        let largest = settings().largest_class;
+        if producer.grow(wanted, HOT_CLASS.min(largest))? {
+            return Ok(true);
+        }
+        let tail = control.tail();
+        if self.block.full_at.swap(tail, Ordering::Relaxed) == tail {
+            return producer.grow(wanted, largest);
+        }
+        Ok(false)
+    }
+
+    /// Whether the peer has taken nothing during the last [`BLIND_PUSHES`] pushes.
+    fn is_blind(&self, control: &Control) -> bool {
+        let tail = control.tail();
+        let pushes = &self.block.blind_pushes;
+        if self.block.blind_at.swap(tail, Ordering::Relaxed) != tail {
+            pushes.store(0, Ordering::Relaxed);
+            return false;
+        }
+        let count = pushes.load(Ordering::Relaxed) + 1;
+        pushes.store(count % BLIND_PUSHES, Ordering::Relaxed);
+        count == BLIND_PUSHES
+    }
+
+    /// Whether this side sends through the ring; moves it there if both sides are ready. The caller holds
+    /// the send lock.
+    fn send_switched(&self, segment: &Segment) -> bool {
+        if self.block.send_switched.load(Ordering::Relaxed) != 0 {
+            return true;
+        }
+        if !segment.is_ready() {
+            return false;
+        }
+        self.block.raise(flag::READY);
+        // The hooks' own count: it was equal to the kernel's when the connection left `Plain`.
+        let sent = self.block.tcp_sent.load(Ordering::Relaxed);
+        segment.outgoing().0.rare.0.switched_at.store(sent, Ordering::SeqCst);
+        self.block.send_switched.store(1, Ordering::Release);
+        true
+    }
+
+    fn send_tcp(&self, fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+        let mut list = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
+        let count = source.window(u64::MAX, &mut list);
+        let sent = transmit(fd, &mut list[..count], flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)?;
+        add(&self.block.tcp_sent, sent as u64);
+        source.advance_over(sent);
+        Ok(sent)
+    }
+
+    /// A write to a peer whose socket is closed: the kernel accepts the first, and answers the next with the
+    /// error that the peer's reset left behind. A bell takes the bytes' place, so that it does just that.
+    fn send_into_void(&self, fd: i32, source: &mut Buffers<'_>) -> Result<usize, Errno> {
+        // SAFETY: one readable byte.
+        match unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } {
+            Ok(_) | Err(Errno::AGAIN) => {
+                let all = source.left();
+                source.advance_over(all);
+                Ok(all)
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Wakes the peer's sleepers by a frame on the TCP connection. If the kernel has no room for it, the peer has
+    /// unread TCP bytes, and looks at the ring once it has taken them.
+    pub(crate) fn ring(&self, fd: i32, segment: &Segment) {
+        if self.block.send_switched.load(Ordering::Acquire) == 0 {
+            // Called by a reader: frames may follow only after the count of what precedes them.
+            let Ok(_guard) = self.block.send_lock.lock(process::thread()) else { return };
+            if !self.send_switched(segment) {
+                return;
+            }
+        }
+        waiting::ring(&self.socket(fd, segment));
+    }
+
+    /// See [`waiting::drain`].
+    pub(crate) fn drain(&self, fd: i32, segment: &Segment) -> bool {
+        waiting::drain(&self.socket(fd, segment))
+    }
+
+    /// This side, as the decisions of [`waiting`] see it.
+    pub(crate) fn socket<'a>(&'a self, fd: i32, segment: &'a Segment) -> Socket<'a> {
+        Socket { connection: self, fd, segment }
+    }
+
+    fn put_bell(&self, fd: i32) -> bool {
+        self.block.doorbells.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: one readable byte.
+        let sent = unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        if !matches!(sent, Ok(_) | Err(Errno::AGAIN)) {
+            self.block.raise(flag::PEER_GONE);
+        }
+        sent.is_ok()
+    }
+
+    /// Reads up to `most` bells from the kernel, without waiting.
+    fn take_bells(&self, fd: i32, most: u64) -> usize {
+        let mut scratch = [0u8; 64];
+        let most = usize::try_from(most).unwrap_or(scratch.len()).min(scratch.len());
+        // SAFETY: `scratch` is writable for `most` bytes.
+        match unsafe { tcp::recv(fd, scratch.as_mut_ptr(), most, libc::MSG_DONTWAIT) } {
+            Ok(0) => {
+                self.note_end(fd);
+                0
+            }
+            Ok(count) => {
+                add(&self.block.drained, count as u64);
+                count
+            }
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            Err(_) => {
+                self.note_reset();
+                0
+            }
+        }
+    }
+
+    /// Before a close: unread bells would turn the kernel's FIN into a reset.
+    pub(crate) fn take_leftover_bells(&self, fd: i32, segment: &Segment) {
+        let Ok(_guard) = self.block.recv_lock.lock(process::thread()) else { return };
+        if waiting::is_settled(&self.socket(fd, segment)) {
+            while self.take_bells(fd, 64) > 0 {}
+        }
+    }
+
+    /// Moves TCP bytes that nobody has asked for yet out of the way of the bells behind them, but for the last if
+    /// `keep_one`. True if none is left. The caller holds the receive lock.
+    fn absorb(&self, fd: i32, segment: &Segment, keep_one: bool) -> bool {
+        let socket = self.socket(fd, segment);
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        // Not after a return to TCP: the kernel gives these bytes to the application.
+        while self.block.state() == State::Active && !waiting::is_settled(&socket) {
+            let stop = self.block.side_end.load(Ordering::Relaxed).min(SIDE_BYTES as u64) as usize;
+            let unread = tcp::unread(borrowed).unwrap_or(0).saturating_sub(u64::from(keep_one));
+            let room = (SIDE_BYTES - stop).min(1 << 20).min(unread as usize);
+            if room == 0 {
+                break;
+            }
+            // SAFETY: stop < SIDE_BYTES.
+            let base = unsafe { segment.side().add(stop) };
+            let list = [libc::iovec { iov_base: base.as_ptr().cast(), iov_len: room }];
+            let Ok(mut target) = Buffers::new(&list) else { break };
+            match self.take_tcp(&socket, &mut target, 0) {
+                Some(Ok(count)) if count > 0 => {
+                    self.block.side_end.store((stop + count) as u64, Ordering::Release);
+                }
+                _ => break,
+            }
+        }
+        waiting::is_settled(&socket) || tcp::unread(borrowed) == Ok(0)
+    }
+
+    /// Whether the kernel says that the peer has closed or died. Looks once, without waiting.
+    pub(crate) fn peer_is_gone(&self, fd: i32) -> bool {
+        let mut byte = 0;
+        // SAFETY: one writable byte.
+        match unsafe { tcp::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+            Ok(0) => self.note_end(fd),
+            // The end may lie behind a bell that had to stay.
+            Ok(_) if tcp::peer_has_closed(fd) => self.note_reset(),
+            Err(Errno::AGAIN | Errno::INTR) | Ok(_) => {}
+            Err(_) => self.note_reset(),
+        }
+        self.block.has(flag::PEER_GONE)
+    }
+
+    /// The kernel says reset. That may be for nothing but unread bells: where the peer has taken all that this side
+    /// sent, plain TCP would have ended the stream in order.
+    pub(crate) fn note_reset(&self) {
+        let unread = self.block.send_switched.load(Ordering::Acquire) == 0
+            || self.segment().is_some_and(|segment| !segment.outgoing().0.is_empty());
+        self.block.raise(flag::PEER_GONE | if unread { flag::RESET } else { 0 });
+    }
+
+    /// The kernel says end of stream. After a `shutdown(SHUT_RD)` of our own it always does, so ask further.
+    pub(crate) fn note_end(&self, fd: i32) {
+        if !self.block.has(flag::SHUT_RD) || tcp::peer_has_closed(fd) {
+            self.block.raise(flag::PEER_GONE);
+        }
+    }
+
+    /// Whether a write would be taken by the ring, as poll(2) means it.
+    pub(crate) fn ring_has_space(&self, segment: &Segment) -> bool {
+        let (control, memory) = segment.outgoing();
+        Producer::new(control, &memory).has_room()
+    }
+
+    /// Grows the outgoing window for a sender that would sleep, if the reader has stopped reading.
+    pub(crate) fn grow_for_sleeper(&self, segment: &Segment) -> bool {
+        let Ok(_guard) = self.block.send_lock.lock(process::thread()) else { return false };
+        let (control, memory) = segment.outgoing();
+        let producer = Producer::new(control, &memory);
+        self.make_room(&producer, control, class_size(HOT_CLASS)).unwrap_or(false)
+    }
+
+    /// Gives memory of a window that has grown back, if the ring is empty and nobody uses it now.
+    pub fn trim(&self) {
+        let Some(segment) = self.segment() else { return };
+        let Some(_guard) = self.block.send_lock.try_lock(process::thread()) else { return };
+        let (control, memory) = segment.outgoing();
+        let _ = Producer::new(control, &memory).shrink();
+    }
+
+    /// Shuts down sending: a mark in the ring. The kernel's own shutdown waits for close, because bells
+    /// must still pass. `Ok(false)` if the connection is not in the ring and the kernel has to do it.
+    pub fn shut_sending(&self, fd: i32) -> Result<bool, Errno> {
+        let Some(segment) = self.segment() else { return Ok(false) };
+        let guard = self.block.send_lock.lock(process::thread())?;
+        if !self.send_switched(segment) {
+            return Ok(false);
+        }
+        self.block.raise(flag::SHUT_WR);
+        let rings = segment.outgoing().0.finish(end::FIN);
+        drop(guard);
+        if rings {
+            self.ring(fd, segment);
+        }
+        Ok(true)
+    }
+
+    /// Bytes that a read would find, for `FIONREAD`; `None` if the kernel has to be asked.
+    pub fn unread(&self, fd: i32) -> Result<u64, Errno> {
+        let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
+        let _guard = self.block.recv_lock.lock(process::thread())?;
+        let (control, memory) = segment.incoming();
+        let mut total = self.side_length();
+        if !waiting::is_settled(&self.socket(fd, segment)) {
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+            let at = control.rare.0.switched_at.load(Ordering::Acquire);
+            let left = at.saturating_sub(self.block.tcp_received.load(Ordering::Relaxed));
+            let waiting = tcp::unread(borrowed)?;
+            total += waiting.min(left);
+            if waiting < left {
+                return Ok(total);
+            }
+        }
+        Ok(total + Consumer::new(control, &memory).available().map_err(lie)?)
+    }
+
+    /// Bytes sent that the peer has not taken, for `SIOCOUTQ`.
+    pub fn unsent(&self) -> u64 {
+        self.segment().map_or(0, |segment| segment.outgoing().0.used())
+    }
+}
+
+/// An active connection and the descriptor of the call that is inside.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Socket<'a> {
+    connection: &'a Connection,
+    fd: i32,
+    segment: &'a Segment,
+}
+
+impl Side for Socket<'_> {
+    type Guard<'a>
+        = Guard<'a>
+    where
+        Self: 'a;
+
+    fn incoming(&self) -> &Control {
+        self.segment.incoming().0
+    }
+
+    fn outgoing(&self) -> &Control {
+        self.segment.outgoing().0
+    }
+
+    fn drained(&self) -> &AtomicU64 {
+        &self.connection.block.drained
+    }
+
+    fn recv_switched(&self) -> &AtomicU32 {
+        &self.connection.block.recv_switched
+    }
+
+    fn tcp_received(&self) -> &AtomicU64 {
+        &self.connection.block.tcp_received
+    }
+
+    fn lock(&self) -> Result<Guard<'_>, Errno> {
+        self.connection.block.recv_lock.lock(process::thread())
+    }
+
+    fn is_readable(&self) -> bool {
+        self.connection.readable()
+    }
+
+    fn has_space(&self) -> bool {
+        self.connection.ring_has_space(self.segment)
+    }
+
+    fn absorb(&self, keep_one: bool) -> bool {
+        self.connection.absorb(self.fd, self.segment, keep_one)
+    }
+
+    fn take_bells(&self, most: u64) {
+        self.connection.take_bells(self.fd, most);
+    }
+
+    fn put_bell(&self) -> bool {
+        self.connection.put_bell(self.fd)
+    }
+
+    fn pause(&self) {
+        rustix::thread::sched_yield();
+    }
+}
+
+fn receive(fd: i32, list: &mut [libc::iovec], flags: i32) -> Result<usize, Errno> {
+    if list.is_empty() {
+        return Err(Errno::AGAIN);
+    }
+    let mut message = message(list);
+    // SAFETY: the message refers to `list`, whose buffers the application vouches for.
+    unsafe { tcp::recvmsg(fd, &raw mut message, flags) }
+}
+
+fn transmit(fd: i32, list: &mut [libc::iovec], flags: i32) -> Result<usize, Errno> {
+    let message = message(list);
+    // SAFETY: the message refers to `list`, whose buffers the application vouches for.
+    unsafe { tcp::sendmsg(fd, &raw const message, flags) }
+}
+
+fn message(list: &mut [libc::iovec]) -> libc::msghdr {
+    libc::msghdr {
+        msg_name: std::ptr::null_mut(),
+        msg_namelen: 0,
+        msg_iov: list.as_mut_ptr(),
+        msg_iovlen: list.len(),
+        msg_control: std::ptr::null_mut(),
+        msg_controllen: 0,
+        msg_flags: 0,
+    }
+}

@@ -1,0 +1,370 @@
+//! What the kernel knows about a TCP socket, and the raw calls on it that rustix lacks.
+
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::io::Errno;
+use syscalls::{Sysno, syscall};
+
+use crate::reason::Reason;
+
+/// A raw error number as an [`Errno`].
+pub fn errno(raw: syscalls::Errno) -> Errno {
+    Errno::from_raw_os_error(raw.into_raw())
+}
+
+/// Kernel byte counts of one TCP socket (tcp(7), `TCP_INFO`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Application bytes handed to the kernel for sending, since the connection began.
+    pub sent: u64,
+    /// Application bytes that have arrived in order, read or not.
+    pub received: u64,
+}
+
+/// States in which the peer's FIN has arrived (tcp_states.h: TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING).
+const FIN_RECEIVED: [u8; 4] = [6, 8, 9, 11];
+
+/// Offsets in `struct tcp_info` of linux/tcp.h, which only ever grows at its end.
+mod offset {
+    pub(super) const BYTES_RECEIVED: usize = 128;
+    pub(super) const NOTSENT_BYTES: usize = 144;
+    pub(super) const BYTES_SENT: usize = 200;
+    pub(super) const BYTES_RETRANS: usize = 208;
+    pub(super) const END: usize = 216;
+}
+
+/// The socket's state, the first byte of `struct tcp_info` (`TCP_CLOSE_WAIT` and so on of tcp_states.h).
+fn state(fd: i32) -> Option<u8> {
+    let mut state = 0u8;
+    let mut length = 1u32;
+    // SAFETY: the kernel writes at most one byte to `state`.
+    unsafe {
+        syscall!(Sysno::getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, &raw mut state, &raw mut length)
+    }
+    .ok()
+    .map(|_| state)
+}
+
+/// Whether the peer's FIN or reset has arrived, whatever this side has shut down.
+pub fn peer_has_closed(fd: i32) -> bool {
+    const ESTABLISHED: u8 = 1;
+    const FIN_WAIT1: u8 = 4;
+    const FIN_WAIT2: u8 = 5;
+    !matches!(state(fd), Some(ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
+}
+
+/// Reads the kernel's counts in one call, so that they belong together. `ENOSYS` on a kernel (before 4.19)
+/// that does not count them.
+pub fn counts(fd: BorrowedFd<'_>) -> Result<Counts, Errno> {
+    let mut info = [0u8; 256];
+    let mut length = info.len() as u32;
+    // SAFETY: the kernel writes at most `length` bytes to `info`.
+    unsafe {
+        syscall!(
+            Sysno::getsockopt,
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr(),
+            &raw mut length
+        )
+    }
+    .map_err(errno)?;
+    if (length as usize) < offset::END {
+        return Err(Errno::NOSYS);
+    }
+    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| info[at + i]));
+    let half = |at: usize| u32::from_ne_bytes(std::array::from_fn(|i| info[at + i]));
+    // The kernel counts the peer's FIN as a byte received (tcp_data_queue: its sequence number).
+    let fin = u64::from(FIN_RECEIVED.contains(&info[0]));
+    let first_time = word(offset::BYTES_SENT).wrapping_sub(word(offset::BYTES_RETRANS));
+    Ok(Counts {
+        sent: first_time.wrapping_add(u64::from(half(offset::NOTSENT_BYTES))),
+        received: word(offset::BYTES_RECEIVED).wrapping_sub(fin),
+    })
+}
+
+/// Bytes that have arrived and wait to be read (`FIONREAD`).
+pub fn unread(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    rustix::io::ioctl_fionread(fd)
+}
+
+/// Application bytes that have been read from the socket so far. The caller makes sure that nobody reads
+/// meanwhile; arrivals are allowed for.
+pub fn bytes_read(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    loop {
+        let before = counts(fd)?.received;
+        let waiting = unread(fd)?;
+        if counts(fd)?.received == before {
+            return Ok(before - waiting);
+        }
+    }
+}
+
+/// Whether `fd` is a TCP socket, by the protocol that the kernel reports.
+pub fn is_tcp(fd: BorrowedFd<'_>) -> bool {
+    rustix::net::sockopt::socket_protocol(fd)
+        .is_ok_and(|protocol| protocol == Some(rustix::net::ipproto::TCP))
+        && rustix::net::sockopt::socket_domain(fd).is_ok_and(|domain| {
+            domain == rustix::net::AddressFamily::INET || domain == rustix::net::AddressFamily::INET6
+        })
+}
+
+/// Both addresses of a connected socket, v4-mapped ones as v4.
+pub fn addresses(fd: BorrowedFd<'_>) -> Result<(SocketAddr, SocketAddr), Errno> {
+    let local = SocketAddr::try_from(rustix::net::getsockname(fd)?).map_err(|_| Errno::AFNOSUPPORT)?;
+    let peer = rustix::net::getpeername(fd)?.ok_or(Errno::NOTCONN)?;
+    let peer = SocketAddr::try_from(peer).map_err(|_| Errno::AFNOSUPPORT)?;
+    Ok((canonical(local), canonical(peer)))
+}
+
+/// A v4-mapped address as v4; others unchanged, without scope and flow.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// What has been asked of a socket that shared memory can't give: a threshold, stamps, notices, signals.
+pub fn unsupported(fd: BorrowedFd<'_>) -> Option<Reason> {
+    const ZEROCOPY: i32 = libc::SO_ZEROCOPY;
+    /// `SO_TIMESTAMP` and its relatives, in their old and their 64-bit forms (asm-generic/socket.h).
+    const STAMPS: [i32; 6] = [29, 35, 37, 63, 64, 65];
+    if socket_option(fd, libc::SO_RCVLOWAT).is_some_and(|bytes| bytes > 1) {
+        return Some(Reason::RcvLowat);
+    }
+    let is_set = |name| socket_option(fd, name).is_some_and(|value| value != 0);
+    let signals = || rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0);
+    (is_set(ZEROCOPY) || STAMPS.into_iter().any(is_set) || signals()).then_some(Reason::UnsupportedCall)
+}
+
+/// An integer option of the socket level; `None` if the kernel does not know it.
+fn socket_option(fd: BorrowedFd<'_>, name: i32) -> Option<i32> {
+    // Room for SO_TIMESTAMPING's two words; the first tells.
+    let mut value = [0i32; 2];
+    let mut length = size_of_val(&value) as u32;
+    // SAFETY: the kernel writes at most `length` bytes to `value`.
+    unsafe {
+        syscall!(
+            Sysno::getsockopt,
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            value.as_mut_ptr(),
+            &raw mut length
+        )
+    }
+    .ok()
+    .map(|_| value[0])
+}
+
+/// Receives with `flags`, as recv(2) does, by a raw system call.
+///
+/// # Safety
+/// `buffer` is writable for `length` bytes, or the kernel will say `EFAULT`.
+pub unsafe fn recv(fd: i32, buffer: *mut u8, length: usize, flags: i32) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { syscall!(Sysno::recvfrom, fd, buffer, length, flags, 0, 0) }.map_err(errno)
+}
+
+/// Sends with `flags`, as send(2) does, by a raw system call.
+///
+/// # Safety
+/// `buffer` is readable for `length` bytes, or the kernel will say `EFAULT`.
+pub unsafe fn send(fd: i32, buffer: *const u8, length: usize, flags: i32) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { syscall!(Sysno::sendto, fd, buffer, length, flags, 0, 0) }.map_err(errno)
+}
+
+/// recvmsg(2) by a raw system call.
+///
+/// # Safety
+/// As for recvmsg(2).
+pub unsafe fn recvmsg(fd: i32, message: *mut libc::msghdr, flags: i32) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { syscall!(Sysno::recvmsg, fd, message, flags) }.map_err(errno)
+}
+
+/// sendmsg(2) by a raw system call.
+///
+/// # Safety
+/// As for sendmsg(2).
+pub unsafe fn sendmsg(fd: i32, message: *const libc::msghdr, flags: i32) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { syscall!(Sysno::sendmsg, fd, message, flags) }.map_err(errno)
+}
+
+/// Who owns the other end of a TCP connection on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// User id of the socket, as seen from this process's user namespace.
+    pub uid: u32,
+}
+
+/// Asks the kernel's sock_diag(7) for the socket at `local` that is connected to `peer`. `Ok(None)` if no
+/// socket of this network namespace is that one: then the peer is another host.
+pub fn owner_of(local: SocketAddr, peer: SocketAddr) -> Result<Option<Owner>, Errno> {
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
+    let socket = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        Some(netlink::SOCK_DIAG),
+    )?;
+    rustix::net::send(&socket, &diag_request(local, peer), SendFlags::empty())?;
+    let mut reply = [MaybeUninit::uninit(); 512];
+    let ((reply, _), _) = rustix::net::recv(&socket, &mut reply, RecvFlags::DONTWAIT)?;
+    parse_diag(reply)
+}
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_HEADER: usize = 16;
+/// `idiag_uid` in struct inet_diag_msg, after the netlink header.
+const DIAG_UID: usize = NLMSG_HEADER + 64;
+
+/// struct nlmsghdr and struct inet_diag_req_v2 of linux/inet_diag.h.
+fn diag_request(local: SocketAddr, peer: SocketAddr) -> [u8; 72] {
+    let mut request = [0u8; 72];
+    request[0..4].copy_from_slice(&72u32.to_ne_bytes());
+    request[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    request[6..8].copy_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+    let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    request[16] = family as u8;
+    request[17] = libc::IPPROTO_TCP as u8;
+    request[20..24].copy_from_slice(&u32::MAX.to_ne_bytes());
+    let id = &mut request[24..72];
+    id[0..2].copy_from_slice(&local.port().to_be_bytes());
+    id[2..4].copy_from_slice(&peer.port().to_be_bytes());
+    put_address(&mut id[4..20], local.ip());
+    put_address(&mut id[20..36], peer.ip());
+    // INET_DIAG_NOCOOKIE
+    id[40..48].copy_from_slice(&u64::MAX.to_ne_bytes());
+    request
+}
+
+fn put_address(field: &mut [u8], address: IpAddr) {
+    match address {
+        IpAddr::V4(v4) => field[..4].copy_from_slice(&v4.octets()),
+        IpAddr::V6(v6) => field.copy_from_slice(&v6.octets()),
+    }
+}
+
+fn parse_diag(reply: &[u8]) -> Result<Option<Owner>, Errno> {
+    let word =
+        |at: usize| -> Option<u32> { Some(u32::from_ne_bytes(reply.get(at..at + 4)?.try_into().ok()?)) };
+    let kind = reply.get(4..6).map(|bytes| u16::from_ne_bytes([bytes[0], bytes[1]]));
+    match kind {
+        Some(SOCK_DIAG_BY_FAMILY) => Ok(Some(Owner { uid: word(DIAG_UID).ok_or(Errno::BADMSG)? })),
+        Some(NLMSG_ERROR) => {
+            let code = word(NLMSG_HEADER).ok_or(Errno::BADMSG)?.cast_signed();
+            let error = Errno::from_raw_os_error(-code);
+            if error == Errno::NOENT { Ok(None) } else { Err(error) }
+        }
+        _ => Err(Errno::BADMSG),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    fn pair(address: &str) -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind(address).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn counts_are_those_of_the_application_on_either_side() {
+        let (mut client, mut server) = pair("127.0.0.1:0");
+        client.write_all(&[1; 1000]).unwrap();
+        server.write_all(&[2; 77]).unwrap();
+        server.read_exact(&mut [0; 400]).unwrap();
+        assert_eq!(counts(client.as_fd()).unwrap().sent, 1000);
+        assert_eq!(counts(server.as_fd()).unwrap().sent, 77);
+        assert_eq!(counts(server.as_fd()).unwrap().received, 1000);
+        assert_eq!(bytes_read(server.as_fd()).unwrap(), 400);
+        assert_eq!(bytes_read(client.as_fd()).unwrap(), 0);
+    }
+
+    #[test]
+    fn the_end_of_the_stream_is_no_byte() {
+        let (mut client, mut server) = pair("127.0.0.1:0");
+        client.write_all(&[1; 10]).unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        server.read_to_end(&mut Vec::new()).unwrap();
+        assert_eq!(counts(server.as_fd()).unwrap().received, 10);
+        assert_eq!(bytes_read(server.as_fd()).unwrap(), 10);
+    }
+
+    #[test]
+    fn counts_include_what_the_peer_does_not_take() {
+        let (mut client, _server) = pair("127.0.0.1:0");
+        client.set_nonblocking(true).unwrap();
+        let mut sent = 0;
+        while let Ok(count) = client.write(&[3; 65536]) {
+            sent += count as u64;
+        }
+        assert_eq!(counts(client.as_fd()).unwrap().sent, sent);
+    }
+
+    #[test]
+    fn the_owner_of_the_other_end_is_found_on_this_host_only() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let (client, server) = pair(address);
+            let (local, peer) = addresses(server.as_fd()).unwrap();
+            let uid = rustix::process::getuid().as_raw();
+            assert_eq!(owner_of(peer, local).unwrap(), Some(Owner { uid }), "{address}");
+            let mut elsewhere = peer;
+            elsewhere.set_port(1);
+            assert_eq!(owner_of(elsewhere, local).unwrap(), None);
+            drop(client);
+        }
+    }
+
+    #[test]
+    fn a_socket_that_asks_for_more_than_bytes_is_known() {
+        let (client, _server) = pair("127.0.0.1:0");
+        let set = |name: i32, value: i32| {
+            // SAFETY: an int is readable at `value`.
+            let result = unsafe {
+                let length = size_of::<i32>() as u32;
+                libc::setsockopt(
+                    client.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    name,
+                    (&raw const value).cast(),
+                    length,
+                )
+            };
+            assert_eq!(result, 0, "option {name}");
+        };
+        let all = [
+            (libc::SO_RCVLOWAT, 100, 1, Reason::RcvLowat),
+            (libc::SO_ZEROCOPY, 1, 0, Reason::UnsupportedCall),
+            (libc::SO_TIMESTAMP, 1, 0, Reason::UnsupportedCall),
+            (libc::SO_TIMESTAMPNS, 1, 0, Reason::UnsupportedCall),
+            (libc::SO_TIMESTAMPING, 16, 0, Reason::UnsupportedCall),
+        ];
+        for (name, on, off, reason) in all {
+            assert_eq!(unsupported(client.as_fd()), None);
+            set(name, on);
+            assert_eq!(unsupported(client.as_fd()), Some(reason), "option {name}");
+            set(name, off);
+        }
+    }
+
+    #[test]
+    fn a_reply_that_is_too_short_is_an_error() {
+        assert!(parse_diag(&[]).is_err());
+        assert!(parse_diag(&[0; 8]).is_err());
+        let mut cut = [0; 40];
+        cut[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        assert!(parse_diag(&cut).is_err());
+    }
+}

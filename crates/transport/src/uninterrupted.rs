@@ -1,0 +1,69 @@
+//! Short sections that no signal handler of the same thread may run in.
+//!
+//! A handler may do anything that POSIX calls async-signal-safe, which includes read(2), close(2) and `_exit`. Were it
+//! to wait for a lock or a decision of the very thread that it interrupts, it would wait for ever.
+
+use std::marker::PhantomData;
+
+use syscalls::{Sysno, syscall};
+
+/// The kernel's `sigset_t`: one bit a signal.
+type Mask = u64;
+
+/// Blocks all signals of the calling thread until dropped (sigprocmask(2)). Guards may nest.
+#[derive(Debug)]
+pub struct Uninterrupted {
+    before: Mask,
+    /// The mask is the thread's: the guard must end where it began.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Uninterrupted {
+    /// Begins the section.
+    pub fn begin() -> Self {
+        let mut before: Mask = 0;
+        let all = Mask::MAX;
+        set_mask(&raw const all, &raw mut before);
+        Self { before, _thread: PhantomData }
+    }
+}
+
+impl Drop for Uninterrupted {
+    fn drop(&mut self) {
+        set_mask(&raw const self.before, std::ptr::null_mut());
+    }
+}
+
+/// By the raw system call: libc's functions keep its own signals out of the mask (thread cancellation, setuid), whose
+/// handlers wait for no lock of ours but may end the thread.
+fn set_mask(new: *const Mask, old: *mut Mask) {
+    // SAFETY: `new` is readable and `old` null or writable, for the size that is given. It can't fail then.
+    let _ = unsafe { syscall!(Sysno::rt_sigprocmask, libc::SIG_SETMASK, new, old, size_of::<Mask>()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn count(_: i32) {
+        HANDLED.fetch_add(1, Ordering::SeqCst);
+    }
+
+    #[test]
+    fn a_signal_is_handled_after_the_outermost_section() {
+        let handler: extern "C" fn(i32) = count;
+        // SAFETY: the handler only adds to an atomic.
+        unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
+        let outer = Uninterrupted::begin();
+        let inner = Uninterrupted::begin();
+        // SAFETY: takes a number; the signal goes to this thread.
+        unsafe { libc::raise(libc::SIGUSR2) };
+        drop(inner);
+        assert_eq!(HANDLED.load(Ordering::SeqCst), 0);
+        drop(outer);
+        assert_eq!(HANDLED.load(Ordering::SeqCst), 1);
+    }
+}

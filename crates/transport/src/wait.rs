@@ -1,0 +1,359 @@
+//! Waiting of a call on one connection: spin a while if that has paid lately, then sleep in the kernel on
+//! the connection's own socket, so that the peer's end wakes too.
+//!
+//! A sleeper for data lies in a blocking `recv(MSG_PEEK)` of one byte: bells and the peer's FIN end it, and the kernel
+//! itself applies `SO_RCVTIMEO`, `O_NONBLOCK` and `SA_RESTART`, exactly as for a program that reads from TCP.
+//! A sleeper for space does the same when no unread byte lies before the bell it waits for, else it waits
+//! for the next arrival (`EPOLLET`).
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use crate::arena::flag;
+use crate::buffers::Buffers;
+use crate::connection::Connection;
+use crate::control::{NOT_SWITCHED, end};
+use crate::settings::settings;
+use crate::{tcp, waiting};
+
+/// How long one connection spins: it follows how soon data used to come.
+#[derive(Debug)]
+pub struct Patience {
+    budget_ns: AtomicU64,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Patience {
+    /// Full patience, until experience says otherwise.
+    pub fn new() -> Self {
+        Self { budget_ns: AtomicU64::new(settings().spin_ns) }
+    }
+
+    /// Longest spin now, in nanoseconds.
+    pub fn budget_ns(&self) -> u64 {
+        self.budget_ns.load(Ordering::Relaxed)
+    }
+
+    /// Spins until `done` or out of patience. True if `done`.
+    pub fn spin(&self, done: impl FnMut() -> bool) -> bool {
+        let budget = self.budget_ns();
+        budget > 0 && spin_for(budget, done)
+    }
+
+    /// Learns from a wait that spinning did not end: it took `waited_ns` in all.
+    pub fn learn(&self, waited_ns: u64) {
+        let longest = settings().spin_ns;
+        let budget = self.budget_ns.load(Ordering::Relaxed);
+        let next = if waited_ns < longest { longest } else { (budget / 2).max(longest / 16) };
+        self.budget_ns.store(next, Ordering::Relaxed);
+    }
+}
+
+/// Looks between two yields, some microseconds in all.
+const LOOKS: u32 = 48;
+/// Looks before the first yield: what is already on its way arrives meanwhile.
+const FIRST_LOOKS: u32 = 24;
+/// A yield that took longer gave the processor to somebody else.
+const LONG_YIELD: Duration = Duration::from_nanos(1500);
+/// A yield that took longer cost more than a sleep and a wake-up would have.
+const DEAR_YIELD: Duration = Duration::from_micros(300);
+/// Long yields in a row that brought nothing, after which spinning is at others' cost.
+const VAIN_YIELDS: u32 = 2;
+/// Most waits that go to sleep at once before spinning is tried again.
+const LONGEST_RETREAT: u32 = 1024;
+
+/// What this process has learned of its processors: waits that are still to go to sleep at once, and
+/// how many the last lesson was worth.
+///
+/// Spinning steals from whoever wants to run, and the kernel does not say whether anyone does. A yield tells: it
+/// returns at once when nobody else is runnable here. But a yield among others can be dear: a task that yields goes
+/// behind all of them for a slice (Linux 6.18 forfeits the rest of it), some milliseconds. So every bad
+/// experience doubles the number of waits without either.
+static RETREAT: AtomicU32 = AtomicU32::new(0);
+static LESSON: AtomicU32 = AtomicU32::new(1);
+
+fn crowded() {
+    let lesson = LESSON.load(Ordering::Relaxed).saturating_mul(2).min(LONGEST_RETREAT);
+    LESSON.store(lesson, Ordering::Relaxed);
+    RETREAT.store(lesson, Ordering::Relaxed);
+}
+
+fn uncrowded() {
+    let lesson = LESSON.load(Ordering::Relaxed);
+    if lesson > 1 {
+        LESSON.store(lesson / 2, Ordering::Relaxed);
+    }
+}
+
+/// Spins for up to `budget_ns` until `done`. Alone on its processor a thread just looks; if there are others it
+/// lets them run (the peer may be among them), and where that does not pay it gives up at once.
+pub fn spin_for(budget_ns: u64, mut done: impl FnMut() -> bool) -> bool {
+    let mut look = |times: u32| {
+        (0..times).any(|_| {
+            let found = done();
+            if !found {
+                std::hint::spin_loop();
+            }
+            found
+        })
+    };
+    if look(FIRST_LOOKS) {
+        return true;
+    }
+    let retreat = RETREAT.load(Ordering::Relaxed);
+    if retreat > 0 {
+        RETREAT.store(retreat - 1, Ordering::Relaxed);
+        return false;
+    }
+    let start = Instant::now();
+    let mut before = start;
+    let mut vain = 0;
+    while before.duration_since(start).as_nanos() < u128::from(budget_ns) {
+        rustix::thread::sched_yield();
+        let after = Instant::now();
+        let took = after.duration_since(before);
+        if took < LONG_YIELD {
+            if look(LOOKS) {
+                uncrowded();
+                return true;
+            }
+            before = Instant::now();
+            continue;
+        }
+        let found = look(1);
+        if found && took < DEAR_YIELD {
+            uncrowded();
+            return true;
+        }
+        vain += 1;
+        if took >= DEAR_YIELD || vain == VAIN_YIELDS {
+            crowded();
+            return found;
+        }
+        before = after;
+    }
+    false
+}
+
+impl Connection {
+    /// Receives as recv(2) does, sleeping if the socket blocks and `flags` allow it.
+    pub fn recv(&self, fd: i32, target: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+        if target.left() == 0 {
+            return Ok(0);
+        }
+        let at_once = flags & libc::MSG_DONTWAIT != 0;
+        let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && !at_once;
+        let mut total = 0;
+        loop {
+            match self.try_recv(fd, target, flags) {
+                Ok(0) => return Ok(total),
+                Ok(count) => {
+                    total += count;
+                    if !whole || target.left() == 0 {
+                        return Ok(total);
+                    }
+                }
+                Err(Errno::AGAIN) => match self.wait_readable(fd, at_once) {
+                    Ok(()) => {}
+                    Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
+                },
+                Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
+            }
+        }
+    }
+
+    /// Sends as send(2) does, sleeping if the socket blocks and `flags` allow it. Raises no signal.
+    pub fn send(&self, fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+        let mut total = 0;
+        let mut deadline = None;
+        loop {
+            match self.try_send(fd, source, flags) {
+                Ok(count) => total += count,
+                Err(Errno::AGAIN) => {}
+                Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
+            }
+            if source.left() == 0 {
+                return Ok(total);
+            }
+            let waited = if flags & libc::MSG_DONTWAIT != 0 || self.is_nonblocking(fd) {
+                Err(Errno::AGAIN)
+            } else {
+                self.wait_writable(fd, &mut deadline)
+            };
+            match waited {
+                Ok(()) => {}
+                Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
+            }
+        }
+    }
+
+    /// Whether the socket is non-blocking. A process that shares it may have changed that, so the kernel has the
+    /// last word whenever this process believes that it is.
+    fn is_nonblocking(&self, fd: i32) -> bool {
+        if !self.nonblocking.load(Ordering::Relaxed) {
+            return false;
+        }
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        let nonblocking =
+            rustix::fs::fcntl_getfl(borrowed).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+        nonblocking
+    }
+
+    /// Whether a read would return at once, as far as memory shows; what still comes over TCP only the
+    /// kernel knows.
+    pub fn readable(&self) -> bool {
+        let Some(segment) = self.segment() else { return false };
+        if self.side_length() > 0 || self.block.has(flag::PEER_GONE | flag::SHUT_RD) {
+            return true;
+        }
+        let (incoming, _) = segment.incoming();
+        if incoming.is_empty() && incoming.end() & (end::FIN | end::RESET) == 0 {
+            return false;
+        }
+        if self.block.recv_switched.load(Ordering::Acquire) != 0 {
+            return true;
+        }
+        let at = incoming.rare.0.switched_at.load(Ordering::Acquire);
+        at != NOT_SWITCHED && self.block.tcp_received.load(Ordering::Relaxed) >= at
+    }
+
+    fn wait_readable(&self, fd: i32, at_once: bool) -> Result<(), Errno> {
+        let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
+        let started = if at_once || self.nonblocking.load(Ordering::Relaxed) {
+            None
+        } else {
+            let started = Instant::now();
+            if self.patience.spin(|| self.readable()) {
+                self.block.spin_hits.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+            Some(started)
+        };
+        let side = self.socket(fd, segment);
+        let result = waiting::sleep_for_data(&side, || self.sleep_for_byte(fd, at_once));
+        if let Some(started) = started {
+            self.patience.learn(started.elapsed().as_nanos() as u64);
+        }
+        result
+    }
+
+    /// Sleeps until a byte or the end arrives on the TCP connection, as a blocking read would.
+    fn sleep_for_byte(&self, fd: i32, at_once: bool) -> Result<(), Errno> {
+        let flags = libc::MSG_PEEK | if at_once { libc::MSG_DONTWAIT } else { 0 };
+        if !at_once {
+            self.block.sleeps.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut byte = 0u8;
+        // SAFETY: one writable byte.
+        match unsafe { tcp::recv(fd, &raw mut byte, 1, flags) } {
+            Ok(0) => self.note_end(fd),
+            Ok(_) => {}
+            Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::BADF)) => return Err(errno),
+            Err(_) => self.note_reset(),
+        }
+        Ok(())
+    }
+
+    fn wait_writable(&self, fd: i32, deadline: &mut Option<Instant>) -> Result<(), Errno> {
+        let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        if deadline.is_none()
+            && let Ok(Some(limit)) =
+                rustix::net::sockopt::socket_timeout(borrowed, rustix::net::sockopt::Timeout::Send)
+        {
+            *deadline = Some(Instant::now() + limit);
+        }
+        if self.block.send_switched.load(Ordering::Acquire) == 0 {
+            return self.sleep_for_kernel_space(fd, *deadline);
+        }
+        let has_space = || {
+            self.ring_has_space(segment)
+                || self.block.has(flag::PEER_GONE)
+                || segment.incoming().0.end() & end::CLOSED != 0
+        };
+        if self.patience.spin(has_space) {
+            self.block.spin_hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        if self.grow_for_sleeper(segment) {
+            return Ok(());
+        }
+        waiting::sleep_for_space(&self.socket(fd, segment), has_space, |clear| {
+            if clear && deadline.is_none() && !self.block.has(flag::SHUT_RD) {
+                self.sleep_for_byte_or_retry(fd)
+            } else {
+                self.sleep_for_arrival(fd, *deadline, has_space)
+            }
+        })
+    }
+
+    /// As [`Self::sleep_for_byte`], for a sender: `SO_RCVTIMEO` is not its business.
+    fn sleep_for_byte_or_retry(&self, fd: i32) -> Result<(), Errno> {
+        match self.sleep_for_byte(fd, false) {
+            Err(Errno::AGAIN) => {
+                self.nonblocking.store(true, Ordering::Relaxed);
+                if self.is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(()) }
+            }
+            other => other,
+        }
+    }
+
+    fn sleep_for_kernel_space(&self, fd: i32, deadline: Option<Instant>) -> Result<(), Errno> {
+        self.block.sleeps.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        let mut poll = [PollFd::from_borrowed_fd(borrowed, PollFlags::OUT)];
+        let ready = rustix::event::poll(&mut poll, remaining(deadline)?.as_ref())?;
+        if ready == 0 { Err(Errno::AGAIN) } else { Ok(()) }
+    }
+
+    /// Sleeps until something more arrives on the TCP connection than already waits there unread.
+    fn sleep_for_arrival(
+        &self,
+        fd: i32,
+        deadline: Option<Instant>,
+        done: impl Fn() -> bool,
+    ) -> Result<(), Errno> {
+        self.block.sleeps.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        let news = (settings().place)(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+        let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        epoll::add(news.as_fd(), borrowed, epoll::EventData::new_u64(0), edges)?;
+        let mut events = [std::mem::MaybeUninit::uninit(); 1];
+        // What is there already is reported once at once; only the next report is news.
+        epoll::wait(news.as_fd(), &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        if done() || self.peer_is_gone(fd) {
+            return Ok(());
+        }
+        let (ready, _) = epoll::wait(news.as_fd(), &mut events, remaining(deadline)?.as_ref())?;
+        if ready.is_empty() {
+            return Err(Errno::AGAIN);
+        }
+        self.peer_is_gone(fd);
+        Ok(())
+    }
+}
+
+/// Time left until `deadline`; `EAGAIN` if it has passed.
+fn remaining(deadline: Option<Instant>) -> Result<Option<Timespec>, Errno> {
+    let Some(deadline) = deadline else { return Ok(None) };
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left == Duration::ZERO {
+        return Err(Errno::AGAIN);
+    }
+    Ok(Some(Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) }))
+}

@@ -1,0 +1,241 @@
+//! What those who sleep on a connection decide: when it is safe to sleep, and which bells nobody needs any more.
+//!
+//! Only the decisions: the system calls behind them are the business of [`crate::wait`], [`crate::ready`] and
+//! [`crate::stream`], which hand them in as a [`Side`]. So loom runs exactly this code, and finds the interleaving
+//! in which somebody sleeps on although there is something to wake for (`loom_tests`).
+//!
+//! Two rules keep every wake-up:
+//! - *Arm, then look, then sleep.* Whoever publishes does so before it looks for sleepers ([`crate::control`]).
+//! - *Renew, then look, then take bells,* and only bells that were counted before. A bell that announced what is
+//!   still there stays, because a sleeper whom it is to wake may not have run yet.
+
+use rustix::io::Errno;
+
+use crate::control::{Control, NOT_SWITCHED};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// One side of an active connection, as its sleepers need it.
+pub(crate) trait Side {
+    /// Proof that the receive lock is held.
+    type Guard<'a>
+    where
+        Self: 'a;
+
+    /// The words of the direction in which this side receives.
+    fn incoming(&self) -> &Control;
+    /// The words of the direction in which this side sends.
+    fn outgoing(&self) -> &Control;
+    /// Bells taken out of the TCP stream so far; changed under the receive lock.
+    fn drained(&self) -> &AtomicU64;
+    /// 1 once every byte that the peer sent over TCP has been taken.
+    fn recv_switched(&self) -> &AtomicU32;
+    /// Bytes of the application taken from TCP so far; changed under the receive lock.
+    fn tcp_received(&self) -> &AtomicU64;
+    /// Takes the receive lock.
+    fn lock(&self) -> Result<Self::Guard<'_>, Errno>;
+    /// Whether a read would return at once.
+    fn is_readable(&self) -> bool;
+    /// Whether the outgoing ring has room enough to wake a sleeper for.
+    fn has_space(&self) -> bool;
+    /// Moves unread bytes of the application from TCP to the side buffer, all or all but the last that is
+    /// there. True if none is left. Under the receive lock.
+    fn absorb(&self, keep_one: bool) -> bool;
+    /// Reads up to `most` bells from the TCP stream, without waiting, and counts them as drained. Under the
+    /// receive lock.
+    fn take_bells(&self, most: u64);
+    /// Puts one bell into the TCP stream, without waiting. False if it could not.
+    fn put_bell(&self) -> bool;
+    /// Lets other threads run.
+    fn pause(&self);
+}
+
+/// Wakes the peer's sleepers by a bell. It is counted first, so that whoever drains never takes one that is not.
+pub(crate) fn ring(side: &impl Side) {
+    let count = &side.outgoing().rung.0.count;
+    count.fetch_add(1, Ordering::SeqCst);
+    if !side.put_bell() {
+        count.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Takes bells out of the TCP stream that nobody needs any more. The caller holds the receive lock. True
+/// if none is left that a sleeper would trip over.
+#[inline]
+pub(crate) fn drain(side: &impl Side) -> bool {
+    let drained = side.drained().load(Ordering::Relaxed);
+    let rung = side.incoming().rung.0.count.load(Ordering::Acquire);
+    // Before the last TCP byte of the peer's is taken, what comes next may be the application's, not a bell.
+    rung == drained || (is_settled(side) && drain_counted(side, rung.wrapping_sub(drained)))
+}
+
+/// As [`drain`]: `counted` bells have been announced, and may not all have arrived.
+fn drain_counted(side: &impl Side, counted: u64) -> bool {
+    let (incoming, outgoing) = (side.incoming(), side.outgoing());
+    let someone_waits_for_data = incoming.data_armed.0.has_sleepers();
+    if someone_waits_for_data {
+        incoming.data_armed.0.renew();
+    }
+    let someone_waits_for_space = outgoing.space_armed.0.has_sleepers();
+    if someone_waits_for_space {
+        outgoing.space_armed.0.renew();
+    }
+    fence(Ordering::SeqCst);
+    if (someone_waits_for_data && incoming.has_news()) || (someone_waits_for_space && side.has_space()) {
+        return false;
+    }
+    side.take_bells(counted);
+    true
+}
+
+/// Sleeps in `sleep` until there is something to read, or a bell that somebody else needs.
+pub(crate) fn sleep_for_data(
+    side: &impl Side,
+    sleep: impl FnOnce() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    {
+        let _guard = side.lock()?;
+        side.incoming().data_armed.0.arm();
+        drain(side);
+    }
+    let result = if side.is_readable() { Ok(()) } else { sleep() };
+    side.incoming().data_armed.0.disarm();
+    let stays = {
+        let _guard = side.lock()?;
+        !drain(side)
+    };
+    if stays && !side.is_readable() {
+        // A bell that another thread still needs keeps this one awake until that thread has run.
+        side.pause();
+    }
+    result
+}
+
+/// Sleeps in `sleep` until `done`, or until something arrives that could have made it so. `sleep` is told whether
+/// nothing unread lies in the TCP stream, so that the next byte is news.
+pub(crate) fn sleep_for_space(
+    side: &impl Side,
+    done: impl Fn() -> bool,
+    sleep: impl FnOnce(bool) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let armed = &side.outgoing().space_armed.0;
+    armed.arm();
+    let clear = side.lock().map(|_guard| make_way(side) && drain(side) && is_settled(side));
+    let result = clear.and_then(|clear| if done() { Ok(()) } else { sleep(clear) });
+    armed.disarm();
+    result
+}
+
+/// Announces a sleeper in a waiting call: for data, and for space if it `writes`. Takes spent bells away, so
+/// that the sleep is one. False if bells or bytes had to stay that would keep waking a call which does not
+/// ask for data.
+pub(crate) fn arm(side: &impl Side, reads: bool, writes: bool) -> bool {
+    let guard = side.lock();
+    let clear = guard.is_ok() && (reads || make_way(side));
+    arm_words(side, writes);
+    guard.is_ok() && drain(side) && clear
+}
+
+/// Arms for a registration in an event loop: for data, and for space if it `writes`. Bells that are left over are taken
+/// away if nobody needs them.
+pub(crate) fn arm_cold(side: &impl Side, writes: bool) {
+    arm_words(side, writes);
+    if let Ok(_guard) = side.lock() {
+        drain(side);
+    }
+}
+
+fn arm_words(side: &impl Side, writes: bool) {
+    side.incoming().data_armed.0.arm();
+    if writes {
+        side.outgoing().space_armed.0.arm();
+    }
+}
+
+/// Takes unread bytes away from before the bell that a sleeper for space waits for. Whoever sleeps for data has to
+/// find one of them when it runs, or it would sleep on. True if none is left.
+fn make_way(side: &impl Side) -> bool {
+    side.absorb(side.incoming().data_armed.0.has_sleepers())
+}
+
+/// Whether every byte that the peer sent over TCP has been taken, so that only bells come now.
+pub(crate) fn is_settled(side: &impl Side) -> bool {
+    if side.recv_switched().load(Ordering::Acquire) != 0 {
+        return true;
+    }
+    let settled = tcp_left(side) == 0;
+    if settled {
+        side.recv_switched().store(1, Ordering::Release);
+    }
+    settled
+}
+
+/// Bytes of the application that are still to come over TCP; `u64::MAX` while their number is not known.
+fn tcp_left(side: &impl Side) -> u64 {
+    match side.incoming().rare.0.switched_at.load(Ordering::Acquire) {
+        NOT_SWITCHED => u64::MAX,
+        at => at.saturating_sub(side.tcp_received().load(Ordering::Relaxed)),
+    }
+}
+
+/// Takes what still comes over TCP. `receive(most, peek)` reads up to `most` bytes from the TCP stream. `None` if the
+/// peer's stream goes on in the ring. A read that runs into the bells behind the last byte counts only what
+/// is the application's. The caller holds the receive lock.
+pub(crate) fn take_tcp(
+    side: &impl Side,
+    peek: bool,
+    mut receive: impl FnMut(u64, bool) -> Result<usize, Errno>,
+) -> Option<Result<usize, Errno>> {
+    let (incoming, outgoing) = (side.incoming(), side.outgoing());
+    let someone_sleeps = incoming.data_armed.0.has_sleepers() || outgoing.space_armed.0.has_sleepers();
+    let careful = someone_sleeps && !peek;
+    // As in `Armed::arm`, for the sleeper: the peer sees it, or what the peer did is seen below.
+    fence(Ordering::SeqCst);
+    let result = receive(tcp_left(side), peek || careful);
+    // Only now: a bell that came with the bytes was sent after the count was published.
+    let left = tcp_left(side);
+    match result {
+        Ok(0) if left != 0 => return Some(Ok(0)),
+        Ok(got) => {
+            let ours = (got as u64).min(left);
+            if careful {
+                if let Err(errno) = take_and_wake(side, ours, left, receive) {
+                    return Some(Err(errno));
+                }
+            } else if !peek {
+                add(side.drained(), got as u64 - ours);
+            }
+            if !peek {
+                add(side.tcp_received(), ours);
+            }
+            if ours > 0 {
+                return Some(Ok(ours as usize));
+            }
+        }
+        Err(Errno::AGAIN) if left == 0 => {}
+        Err(errno) => return Some(Err(errno)),
+    }
+    side.recv_switched().store(1, Ordering::Release);
+    None
+}
+
+/// Takes `ours` bytes that have been looked at, where others sleep. Bells behind them stay: they may be needed. With
+/// the last byte of all the ring becomes readable, which no bell tells those who sleep: so that byte itself
+/// stays, counted as one more bell, and is drained like one.
+fn take_and_wake(
+    side: &impl Side,
+    ours: u64,
+    left: u64,
+    mut receive: impl FnMut(u64, bool) -> Result<usize, Errno>,
+) -> Result<(), Errno> {
+    let stays = u64::from(ours > 0 && ours == left);
+    if ours > stays {
+        receive(ours - stays, false)?;
+    }
+    add(side.drained(), 0u64.wrapping_sub(stays));
+    Ok(())
+}
+
+/// Counts; the caller holds the lock under which the counter is changed.
+pub(crate) fn add(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+}

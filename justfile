@@ -1,0 +1,32 @@
+# Daily commands: `just` lists them. scripts/test is what CI runs.
+
+_default:
+    @just --list --unsorted
+
+# The library and the command, optimized
+build:
+    cargo build --release -p thallus-shim -p thallus-cli
+
+# Everything that CI checks, or only the stages named (scripts/test --list)
+test *STAGES:
+    scripts/test {{STAGES}}
+
+# Formatting, clippy, shell scripts
+lint:
+    scripts/test format lint scripts
+
+# Format the code
+fmt:
+    cargo fmt --all
+
+# PostgreSQL and Redis over TCP, Unix sockets and Thallus, side by side
+demo *OPTIONS:
+    scripts/demo {{OPTIONS}}
+
+# Measure this machine
+bench *OPTIONS:
+    scripts/bench {{OPTIONS}}
+
+# Known vulnerabilities in dependencies (needs the network, and a cargo-deny with its default features)
+advisories:
+    cargo deny check advisories

@@ -1,0 +1,1 @@
+"""PostgreSQL and Redis over TCP, Unix sockets and Thallus, for scripts/demo and scripts/bench."""

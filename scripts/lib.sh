@@ -1,0 +1,81 @@
+# shellcheck shell=bash
+# What the scripts in this folder share: source it. Installing asks for root or sudo, and only if something
+# is missing. Build results go to CARGO_TARGET_DIR, by default outside the source folder.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/thallus-target}
+# cargo would take a relative one from its own current folder.
+case $CARGO_TARGET_DIR in /*) ;; *) CARGO_TARGET_DIR=$PWD/$CARGO_TARGET_DIR ;; esac
+
+# A setting left over in the caller's shell must not change what is built, tested or measured.
+unset LD_PRELOAD "${!THALLUS@}"
+
+say() { printf '\n== %s\n' "$*"; }
+
+fail() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 1
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    else
+        command -v sudo >/dev/null || fail "not root, and no sudo: can't run: $*"
+        sudo "$@"
+    fi
+}
+
+# install_packages PACKAGE...: installs those Debian packages that are missing, without starting services.
+install_packages() {
+    local package missing=()
+    command -v dpkg-query >/dev/null || fail "needs Debian or Ubuntu; elsewhere install by hand: $*"
+    for package in "$@"; do
+        if [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then
+            missing+=("$package")
+        fi
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    say "install ${missing[*]}"
+    as_root bash -s "${missing[@]}" <<'INSTALL'
+set -eu
+export DEBIAN_FRONTEND=noninteractive
+# Asked by package scripts before they start a service (invoke-rc.d(8)); 101 forbids it. A PostgreSQL or
+# Redis that nobody asked for must not occupy its port.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+fi
+apt-get -o DPkg::Lock::Timeout=300 update -qq </dev/null
+apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@" </dev/null >/dev/null
+INSTALL
+}
+
+# install_rust: makes sure of a cargo that is new enough for the workspace.
+install_rust() {
+    local wanted have
+    wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
+    PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+    have=$(cargo --version 2>/dev/null | cut -d' ' -f2) || have=
+    if [ -n "$have" ] && printf '%s\n' "$wanted" "$have" | sort -V -C; then
+        return 0
+    fi
+    say "install Rust (needed: $wanted, found: ${have:-none})"
+    if ! command -v rustup >/dev/null; then
+        install_packages ca-certificates curl
+        curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal
+        PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+    fi
+    rustup toolchain install stable --profile minimal --component clippy,rustfmt
+    export RUSTUP_TOOLCHAIN=stable
+}
+
+# build_release: the library and the command as they are installed, in $CARGO_TARGET_DIR/release.
+build_release() {
+    install_packages gcc libc6-dev
+    install_rust
+    say "build (in $CARGO_TARGET_DIR)"
+    cargo build --manifest-path "$root/Cargo.toml" --release --locked -p thallus-shim -p thallus-cli
+}

@@ -1,0 +1,69 @@
+//! connect, accept, accept4, listen.
+
+use libc::{c_int, sockaddr, socklen_t};
+
+use super::guard;
+use crate::ops::open;
+use crate::{real, table};
+
+/// connect(2).
+///
+/// # Safety
+/// As for connect(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    guard(|| {
+        // SAFETY: the program's own arguments.
+        let result = unsafe { real::connect(fd, address, length) };
+        // SAFETY: the kernel has read the address, or refused it.
+        let port = unsafe { open::port(address, length) };
+        open::connected(fd, port, result);
+        result
+    })
+}
+
+/// accept(2).
+///
+/// # Safety
+/// As for accept(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    guard(|| {
+        // SAFETY: the program's own arguments.
+        let accepted = unsafe { real::accept(fd, address, length) };
+        open::accepted(fd, accepted, false);
+        accepted
+    })
+}
+
+/// accept4(2).
+///
+/// # Safety
+/// As for accept4(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the program's own arguments.
+        let accepted = unsafe { real::accept4(fd, address, length, flags) };
+        open::accepted(fd, accepted, flags & libc::SOCK_NONBLOCK != 0);
+        accepted
+    })
+}
+
+/// listen(2).
+#[unsafe(no_mangle)]
+pub extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    guard(|| {
+        // SAFETY: takes numbers.
+        let result = unsafe { real::listen(fd, backlog) };
+        if result == 0 {
+            table::listening(fd);
+        }
+        result
+    })
+}

@@ -1,0 +1,211 @@
+//! fork, vfork, exec, posix_spawn, exit, and `syscall` itself.
+
+use libc::{c_char, c_int, c_long, c_void, pid_t};
+
+use super::{descriptor, guard, open, stream, wait};
+use crate::ops::process;
+use crate::real;
+
+/// fork(2).
+///
+/// # Safety
+/// As for fork(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fork() -> pid_t {
+    // SAFETY: the program's own call.
+    let result = unsafe { real::fork() };
+    process::fork_returned(result);
+    result
+}
+
+/// vfork(2). The child runs on this very stack and returns from it first, so the return address is kept in a
+/// register over the system call, as libc's own does.
+///
+/// # Safety
+/// As for vfork(2).
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vfork() -> pid_t {
+    std::arch::naked_asm!(
+        "sub rsp, 8",
+        "call {before}",
+        "add rsp, 8",
+        "pop rdi",
+        "mov eax, {number}",
+        "syscall",
+        "push rdi",
+        "test eax, eax",
+        "jz 2f",
+        "mov edi, eax",
+        "sub rsp, 8",
+        "call {after}",
+        "add rsp, 8",
+        "2:",
+        "ret",
+        before = sym process::before_vfork,
+        after = sym process::after_vfork,
+        number = const libc::SYS_vfork,
+    )
+}
+
+/// vfork(2), as POSIX allows it to be: fork(2).
+///
+/// # Safety
+/// As for fork(2).
+#[cfg(not(target_arch = "x86_64"))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vfork() -> pid_t {
+    // SAFETY: the program's own call.
+    unsafe { fork() }
+}
+
+type Strings = *const *const c_char;
+
+macro_rules! executes {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
+        /// The function of that name in exec(3).
+        ///
+        /// # Safety
+        /// As for that function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            guard(|| {
+                process::before_exec();
+                // SAFETY: the program's own arguments.
+                unsafe { real::$name($($arg),*) }
+            })
+        }
+    )*};
+}
+
+executes! {
+    execve(path: *const c_char, arguments: Strings, environment: Strings);
+    execv(path: *const c_char, arguments: Strings);
+    execvp(path: *const c_char, arguments: Strings);
+    execvpe(path: *const c_char, arguments: Strings, environment: Strings);
+    fexecve(fd: c_int, arguments: Strings, environment: Strings);
+    execveat(fd: c_int, path: *const c_char, arguments: Strings, environment: Strings, flags: c_int);
+}
+
+macro_rules! spawns {
+    ($($name:ident;)*) => {$(
+        /// The function of that name in posix_spawn(3).
+        ///
+        /// # Safety
+        /// As for that function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            pid: *mut pid_t,
+            path: *const c_char,
+            actions: *const c_void,
+            attributes: *const c_void,
+            arguments: *const *mut c_char,
+            environment: *const *mut c_char,
+        ) -> c_int {
+            guard(|| {
+                process::before_spawn();
+                // SAFETY: the program's own arguments.
+                unsafe { real::$name(pid, path, actions, attributes, arguments, environment) }
+            })
+        }
+    )*};
+}
+
+spawns! {
+    posix_spawn;
+    posix_spawnp;
+}
+
+/// `_exit(2)`.
+#[unsafe(no_mangle)]
+pub extern "C" fn _exit(status: c_int) -> ! {
+    guard(|| {
+        process::exiting();
+        0
+    });
+    real::exit_now(status)
+}
+
+/// `_Exit(3)`.
+#[unsafe(no_mangle)]
+pub extern "C" fn _Exit(status: c_int) -> ! {
+    _exit(status)
+}
+
+/// syscall(2): those that concern connections go where their libc functions go.
+///
+/// # Safety
+/// As for the system call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    fn pointer<T>(word: usize) -> *mut T {
+        std::ptr::with_exposed_provenance_mut(word)
+    }
+    let fd = a as c_int;
+    // SAFETY: the program's own arguments, by the kernel's conventions, which are the functions' own.
+    unsafe {
+        match number {
+            libc::SYS_close => descriptor::close(fd).into(),
+            libc::SYS_close_range => descriptor::close_range(a as u32, b as u32, c as c_int).into(),
+            libc::SYS_dup => descriptor::dup(fd).into(),
+            libc::SYS_dup3 => descriptor::dup3(fd, b as c_int, c as c_int).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_dup2 => descriptor::dup2(fd, b as c_int).into(),
+            libc::SYS_read => stream::read(fd, pointer(b), c) as c_long,
+            libc::SYS_write => stream::write(fd, pointer::<c_void>(b), c) as c_long,
+            libc::SYS_readv => stream::readv(fd, pointer(b), c as c_int) as c_long,
+            libc::SYS_writev => stream::writev(fd, pointer(b), c as c_int) as c_long,
+            libc::SYS_recvfrom => {
+                stream::recvfrom(fd, pointer(b), c, d as c_int, pointer(e), pointer(f)) as c_long
+            }
+            libc::SYS_sendto => {
+                stream::sendto(fd, pointer::<c_void>(b), c, d as c_int, pointer(e), f as u32) as c_long
+            }
+            libc::SYS_recvmsg => stream::recvmsg(fd, pointer(b), c as c_int) as c_long,
+            libc::SYS_sendmsg => stream::sendmsg(fd, pointer(b), c as c_int) as c_long,
+            libc::SYS_recvmmsg => stream::recvmmsg(fd, pointer(b), c as u32, d as c_int, pointer(e)).into(),
+            libc::SYS_sendmmsg => stream::sendmmsg(fd, pointer(b), c as u32, d as c_int).into(),
+            libc::SYS_sendfile => stream::sendfile(fd, b as c_int, pointer(c), d) as c_long,
+            libc::SYS_splice => stream::splice(fd, pointer(b), c as c_int, pointer(d), e, f as u32) as c_long,
+            libc::SYS_ioctl => descriptor::ioctl(fd, b as libc::c_ulong, c).into(),
+            libc::SYS_fcntl => descriptor::fcntl(fd, b as c_int, c).into(),
+            libc::SYS_setsockopt => {
+                descriptor::setsockopt(fd, b as c_int, c as c_int, pointer::<c_void>(d), e as u32).into()
+            }
+            libc::SYS_getsockopt => {
+                descriptor::getsockopt(fd, b as c_int, c as c_int, pointer(d), pointer(e)).into()
+            }
+            libc::SYS_shutdown => descriptor::shutdown(fd, b as c_int).into(),
+            libc::SYS_connect => open::connect(fd, pointer(b), c as u32).into(),
+            libc::SYS_accept => open::accept(fd, pointer(b), pointer(c)).into(),
+            libc::SYS_accept4 => open::accept4(fd, pointer(b), pointer(c), d as c_int).into(),
+            libc::SYS_listen => open::listen(fd, b as c_int).into(),
+            libc::SYS_epoll_ctl => wait::epoll_ctl(fd, b as c_int, c as c_int, pointer(d)).into(),
+            libc::SYS_epoll_pwait => {
+                wait::epoll_pwait(fd, pointer(b), c as c_int, d as c_int, pointer(e)).into()
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_epoll_wait => wait::epoll_wait(fd, pointer(b), c as c_int, d as c_int).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_poll => wait::poll(pointer(a), b as libc::nfds_t, c as c_int).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_select => wait::select(fd, pointer(b), pointer(c), pointer(d), pointer(e)).into(),
+            libc::SYS_ppoll => wait::ppoll(pointer(a), b as libc::nfds_t, pointer(c), pointer(d)).into(),
+            libc::SYS_io_uring_setup => {
+                process::uses_io_uring();
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            libc::SYS_exit_group => _exit(fd),
+            _ => real::syscall(number, a, b, c, d, e, f),
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! read, recv, write, send, their vectored, message and checked forms, sendfile and splice.
+
+use libc::{
+    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t,
+    timespec,
+};
+use rustix::io::Errno;
+use thallus_transport::reason::Reason;
+
+use super::guard;
+use crate::ops::stream::{self, list, message_list, one, receive, transmit};
+use crate::{errno, real};
+
+/// read(2).
+///
+/// # Safety
+/// As for read(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
+    // SAFETY: the program's own buffer.
+    guard(|| unsafe { receive(fd, Ok(&one(buffer.cast(), count)), 0, || real::read(fd, buffer, count)) })
+}
+
+/// `read` as fortified programs call it (glibc, `_FORTIFY_SOURCE`).
+///
+/// # Safety
+/// As for read(2); `room` is the buffer's size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, count: size_t, room: size_t) -> ssize_t {
+    check(count, room);
+    // SAFETY: the program's own arguments.
+    unsafe { read(fd, buffer, count) }
+}
+
+/// recv(2).
+///
+/// # Safety
+/// As for recv(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own buffer.
+    guard(|| unsafe {
+        receive(fd, Ok(&one(buffer.cast(), count)), flags, || real::recv(fd, buffer, count, flags))
+    })
+}
+
+/// `recv` as fortified programs call it.
+///
+/// # Safety
+/// As for recv(2); `room` is the buffer's size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    count: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    check(count, room);
+    // SAFETY: the program's own arguments.
+    unsafe { recv(fd, buffer, count, flags) }
+}
+
+/// recvfrom(2).
+///
+/// # Safety
+/// As for recvfrom(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    count: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> ssize_t {
+    guard(|| {
+        let mut ours = true;
+        // SAFETY: the program's own buffer.
+        let result = unsafe {
+            receive(fd, Ok(&one(buffer.cast(), count)), flags, || {
+                ours = false;
+                real::recvfrom(fd, buffer, count, flags, address, length)
+            })
+        };
+        if ours && result >= 0 && !address.is_null() && !length.is_null() {
+            // TCP names no source (tcp_recvmsg leaves the name alone, and its length becomes 0).
+            // SAFETY: the program's own length.
+            unsafe { length.write(0) };
+        }
+        result
+    })
+}
+
+/// `recvfrom` as fortified programs call it.
+///
+/// # Safety
+/// As for recvfrom(2); `room` is the buffer's size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    count: size_t,
+    room: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+) -> ssize_t {
+    check(count, room);
+    // SAFETY: the program's own arguments.
+    unsafe { recvfrom(fd, buffer, count, flags, address, length) }
+}
+
+/// readv(2).
+///
+/// # Safety
+/// As for readv(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program's own list.
+    guard(|| unsafe {
+        let entries = list(buffers, count);
+        receive(fd, entries, 0, || real::readv(fd, buffers, count))
+    })
+}
+
+/// recvmsg(2).
+///
+/// # Safety
+/// As for recvmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    guard(|| {
+        if message.is_null() {
+            // SAFETY: the kernel refuses it.
+            return unsafe { real::recvmsg(fd, message, flags) };
+        }
+        let mut ours = true;
+        // SAFETY: the program's own message.
+        let result = unsafe {
+            let entries = message_list(message);
+            receive(fd, entries, flags, || {
+                ours = false;
+                real::recvmsg(fd, message, flags)
+            })
+        };
+        if ours && result >= 0 {
+            // SAFETY: the program's own message; TCP gives no address and no control data.
+            unsafe {
+                (*message).msg_namelen = 0;
+                (*message).msg_controllen = 0;
+                (*message).msg_flags = 0;
+            }
+        }
+        result
+    })
+}
+
+/// recvmmsg(2).
+///
+/// # Safety
+/// As for recvmmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    guard(|| {
+        if !stream::is_connection(fd) {
+            // SAFETY: the program's own arguments.
+            return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+        }
+        for_each_message(messages, count, |message, first| {
+            let later = if first { 0 } else { libc::MSG_DONTWAIT };
+            // SAFETY: one of the program's messages.
+            unsafe { recvmsg(fd, message, (flags & !libc::MSG_WAITFORONE) | later) }
+        })
+    })
+}
+
+/// sendmmsg(2).
+///
+/// # Safety
+/// As for sendmmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    guard(|| {
+        if !stream::is_connection(fd) {
+            // SAFETY: the program's own arguments.
+            return unsafe { real::sendmmsg(fd, messages, count, flags) };
+        }
+        // SAFETY: one of the program's messages.
+        for_each_message(messages, count, |message, _| unsafe { sendmsg(fd, message, flags) })
+    })
+}
+
+/// Runs `each` on every message until one fails or comes up short; returns how many were done.
+fn for_each_message(
+    messages: *mut mmsghdr,
+    count: c_uint,
+    mut each: impl FnMut(*mut msghdr, bool) -> ssize_t,
+) -> c_int {
+    let mut done = 0;
+    for index in 0..count.min(1024) as usize {
+        // SAFETY: index < count, the program's own array.
+        let entry = unsafe { messages.add(index) };
+        // SAFETY: inside that entry.
+        let header = unsafe { &raw mut (*entry).msg_hdr };
+        let result = each(header, index == 0);
+        if result < 0 {
+            return if done > 0 { done } else { -1 };
+        }
+        // SAFETY: inside that entry.
+        unsafe { (*entry).msg_len = result as c_uint };
+        done += 1;
+        if result == 0 {
+            break;
+        }
+    }
+    done
+}
+
+/// write(2).
+///
+/// # Safety
+/// As for write(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
+    // SAFETY: the program's own buffer.
+    guard(|| unsafe { transmit(fd, Ok(&one(buffer.cast(), count)), 0, || real::write(fd, buffer, count)) })
+}
+
+/// writev(2).
+///
+/// # Safety
+/// As for writev(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program's own list.
+    guard(|| unsafe {
+        let entries = list(buffers, count);
+        transmit(fd, entries, 0, || real::writev(fd, buffers, count))
+    })
+}
+
+/// send(2).
+///
+/// # Safety
+/// As for send(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own buffer.
+    guard(|| unsafe {
+        transmit(fd, Ok(&one(buffer.cast(), count)), flags, || real::send(fd, buffer, count, flags))
+    })
+}
+
+/// sendto(2). On a connected TCP socket the address is ignored, as the kernel does.
+///
+/// # Safety
+/// As for sendto(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    count: size_t,
+    flags: c_int,
+    address: *const sockaddr,
+    length: socklen_t,
+) -> ssize_t {
+    // SAFETY: the program's own buffer.
+    guard(|| unsafe {
+        transmit(fd, Ok(&one(buffer.cast(), count)), flags, || {
+            real::sendto(fd, buffer, count, flags, address, length)
+        })
+    })
+}
+
+/// sendmsg(2).
+///
+/// # Safety
+/// As for sendmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    guard(|| {
+        if message.is_null() {
+            // SAFETY: the kernel refuses it.
+            return unsafe { real::sendmsg(fd, message, flags) };
+        }
+        // SAFETY: the program's own message.
+        if !unsafe { stream::settle_passed_fds(message) } {
+            return errno::count(Err(Errno::OPNOTSUPP));
+        }
+        // SAFETY: as above.
+        unsafe {
+            let entries = message_list(message);
+            transmit(fd, entries, flags, || real::sendmsg(fd, message, flags))
+        }
+    })
+}
+
+macro_rules! positioned {
+    ($($name:ident, $direction:ident, $offset:ty, $doc:literal;)*) => {$(
+        #[doc = $doc]
+        ///
+        /// # Safety
+        /// As for the function of that name.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            fd: c_int,
+            buffers: *const iovec,
+            count: c_int,
+            offset: $offset,
+            flags: c_int,
+        ) -> ssize_t {
+            // SAFETY: the program's own list.
+            guard(|| unsafe {
+                if offset != -1 {
+                    return real::$name(fd, buffers, count, offset, flags);
+                }
+                let entries = list(buffers, count);
+                let wait = if flags & libc::RWF_NOWAIT == 0 { 0 } else { libc::MSG_DONTWAIT };
+                $direction(fd, entries, wait, || real::$name(fd, buffers, count, offset, flags))
+            })
+        }
+    )*};
+}
+
+positioned! {
+    preadv2, receive, off_t, "preadv2(2); at offset −1 it reads a socket.";
+    preadv64v2, receive, off64_t, "preadv2(2) with 64-bit offsets.";
+    pwritev2, transmit, off_t, "pwritev2(2); at offset −1 it writes a socket.";
+    pwritev64v2, transmit, off64_t, "pwritev2(2) with 64-bit offsets.";
+}
+
+macro_rules! sendfiles {
+    ($($name:ident, $offset:ty;)*) => {$(
+        /// sendfile(2).
+        ///
+        /// # Safety
+        /// As for sendfile(2).
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(out: c_int, input: c_int, offset: *mut $offset, count: size_t) -> ssize_t {
+            // SAFETY: the program's own arguments.
+            guard(|| unsafe {
+                stream::send_file(out, input, offset, count, || real::$name(out, input, offset, count))
+            })
+        }
+    )*};
+}
+
+sendfiles! {
+    sendfile, off_t;
+    sendfile64, off64_t;
+}
+
+/// splice(2): a connection that is spliced stays on TCP.
+///
+/// # Safety
+/// As for splice(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice(
+    input: c_int,
+    offset_in: *mut off64_t,
+    out: c_int,
+    offset_out: *mut off64_t,
+    count: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    guard(|| {
+        if !(stream::settle(input, Reason::UnsupportedCall) && stream::settle(out, Reason::UnsupportedCall)) {
+            // What splice says of descriptors that it can't serve; programs then read and write.
+            return errno::count(Err(Errno::INVAL));
+        }
+        // SAFETY: the program's own arguments.
+        unsafe { real::splice(input, offset_in, out, offset_out, count, flags) }
+    })
+}
+
+/// What glibc does when a fortified call would overflow its buffer.
+fn check(count: size_t, room: size_t) {
+    if count > room {
+        std::process::abort();
+    }
+}

@@ -1,0 +1,300 @@
+//! poll, select, epoll and their relatives.
+
+use std::time::Duration;
+
+use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use rustix::io::Errno;
+
+use super::guard;
+use crate::ops::select::Sets;
+use crate::ops::{epoll, poll, select as selecting};
+use crate::{errno, real};
+
+fn millis(timeout: c_int) -> Option<Duration> {
+    u64::try_from(timeout).ok().map(Duration::from_millis)
+}
+
+/// The program's array of descriptors.
+///
+/// # Safety
+/// `fds` is null or writable for `count` entries.
+unsafe fn entries<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
+    if fds.is_null() {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
+}
+
+/// poll(2).
+///
+/// # Safety
+/// As for poll(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    guard(|| {
+        // SAFETY: the program's own array.
+        let ours = unsafe { entries(fds, count) };
+        match poll::wait(ours, millis(timeout), std::ptr::null()) {
+            Some(result) => errno::int(result),
+            // SAFETY: the program's own arguments.
+            None => unsafe { real::poll(fds, count, timeout) },
+        }
+    })
+}
+
+/// `poll` as fortified programs call it.
+///
+/// # Safety
+/// As for poll(2); `room` is the array's size in bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+    check(count, room);
+    // SAFETY: the program's own arguments.
+    unsafe { poll(fds, count, timeout) }
+}
+
+/// ppoll(2).
+///
+/// # Safety
+/// As for ppoll(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the program's own array.
+        let ours = unsafe { entries(fds, count) };
+        // SAFETY: null or the program's own time.
+        let result = match unsafe { timeout.as_ref() }.map(|time| poll::from_timespec(*time)).transpose() {
+            Ok(limit) => poll::wait(ours, limit, mask),
+            Err(_) => None,
+        };
+        match result {
+            Some(result) => errno::int(result),
+            // SAFETY: the program's own arguments.
+            None => unsafe { real::ppoll(fds, count, timeout, mask) },
+        }
+    })
+}
+
+/// `ppoll` as fortified programs call it.
+///
+/// # Safety
+/// As for ppoll(2); `room` is the array's size in bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    check(count, room);
+    // SAFETY: the program's own arguments.
+    unsafe { ppoll(fds, count, timeout, mask) }
+}
+
+fn check(count: nfds_t, room: size_t) {
+    if room / size_of::<pollfd>() < count as usize {
+        std::process::abort();
+    }
+}
+
+/// select(2). As Linux does, it leaves the time that was left in `timeout`.
+///
+/// # Safety
+/// As for select(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    guard(|| {
+        // SAFETY: null or the program's own time.
+        let limit = match unsafe { timeout.as_ref() } {
+            None => Ok(None),
+            Some(time) => from_timeval(*time).map(Some),
+        };
+        let started = std::time::Instant::now();
+        // SAFETY: the program's own sets.
+        let sets = unsafe { Sets::new(count, read, write, except) };
+        let waited = limit.ok().and_then(|limit| selecting::wait(sets, limit, std::ptr::null()));
+        let Some(result) = waited else {
+            // SAFETY: the program's own arguments.
+            return unsafe { real::select(count, read, write, except, timeout) };
+        };
+        if let (Ok(Some(limit)), false) = (limit, timeout.is_null()) {
+            let left = limit.saturating_sub(started.elapsed());
+            let time = timeval {
+                tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+                tv_usec: libc::suseconds_t::from(left.subsec_micros().cast_signed()),
+            };
+            // SAFETY: the program's own time.
+            unsafe { timeout.write(time) };
+        }
+        errno::int(result)
+    })
+}
+
+fn from_timeval(time: timeval) -> Result<Duration, Errno> {
+    let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
+    let micros = u64::try_from(time.tv_usec).map_err(|_| Errno::INVAL)?;
+    Ok(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
+}
+
+/// pselect(2).
+///
+/// # Safety
+/// As for pselect(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    guard(|| {
+        // SAFETY: null or the program's own time.
+        let limit = unsafe { timeout.as_ref() }.map(|time| poll::from_timespec(*time)).transpose();
+        // SAFETY: the program's own sets.
+        let sets = unsafe { Sets::new(count, read, write, except) };
+        match limit.ok().and_then(|limit| selecting::wait(sets, limit, mask)) {
+            Some(result) => errno::int(result),
+            // SAFETY: the program's own arguments.
+            None => unsafe { real::pselect(count, read, write, except, timeout, mask) },
+        }
+    })
+}
+
+/// `epoll_create(2)`.
+#[unsafe(no_mangle)]
+pub extern "C" fn epoll_create(size: c_int) -> c_int {
+    guard(|| {
+        // SAFETY: takes a number.
+        let set = unsafe { real::epoll_create(size) };
+        epoll::created(set);
+        set
+    })
+}
+
+/// `epoll_create1(2)`.
+#[unsafe(no_mangle)]
+pub extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    guard(|| {
+        // SAFETY: takes a number.
+        let set = unsafe { real::epoll_create1(flags) };
+        epoll::created(set);
+        set
+    })
+}
+
+/// `epoll_ctl(2)`.
+///
+/// # Safety
+/// As for `epoll_ctl(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl(
+    set: c_int,
+    operation: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    // SAFETY: the program's own arguments.
+    guard(|| unsafe { epoll::control(set, operation, fd, event) })
+}
+
+/// Waits on an epoll set, by memory or by `kernel`.
+///
+/// # Safety
+/// `events` is writable for `most` entries.
+unsafe fn wait_on(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+    kernel: impl FnOnce() -> c_int,
+) -> c_int {
+    guard(|| {
+        let Ok(most) = usize::try_from(most) else { return kernel() };
+        if most == 0 || events.is_null() {
+            return kernel();
+        }
+        // SAFETY: the caller's promise.
+        let ours = unsafe { std::slice::from_raw_parts_mut(events, most) };
+        epoll::wait(set, ours, timeout, mask).map_or_else(kernel, errno::int)
+    })
+}
+
+/// `epoll_wait(2)`.
+///
+/// # Safety
+/// As for `epoll_wait(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe {
+        wait_on(set, events, most, millis(timeout), std::ptr::null(), || {
+            real::epoll_wait(set, events, most, timeout)
+        })
+    }
+}
+
+/// `epoll_pwait(2)`.
+///
+/// # Safety
+/// As for `epoll_pwait(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe {
+        wait_on(set, events, most, millis(timeout), mask, || {
+            real::epoll_pwait(set, events, most, timeout, mask)
+        })
+    }
+}
+
+/// `epoll_pwait2(2)`.
+///
+/// # Safety
+/// As for `epoll_pwait2(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait2(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: null or the program's own time.
+    let limit = unsafe { timeout.as_ref() }.map(|time| poll::from_timespec(*time)).transpose();
+    // SAFETY: the program's own arguments.
+    let kernel = || unsafe { real::epoll_pwait2(set, events, most, timeout, mask) };
+    match limit {
+        // SAFETY: the program's own arguments.
+        Ok(limit) => unsafe { wait_on(set, events, most, limit, mask, kernel) },
+        Err(_) => kernel(),
+    }
+}
+
+const _: () = assert!(size_of::<c_long>() == size_of::<libc::c_ulong>());

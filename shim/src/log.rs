@@ -1,0 +1,81 @@
+//! `THALLUS_LOG=level[:path]`. Silent unless asked for; never on the program's standard output.
+//!
+//! A logging library would allocate and lock in the middle of somebody else's system calls; one line is one
+//! `write` here.
+
+use std::fmt::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// How much to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Level {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+static LEVEL: AtomicU8 = AtomicU8::new(Level::Off as u8);
+static FILE: OnceLock<OwnedFd> = OnceLock::new();
+
+/// Parses a level's name.
+pub(crate) fn level(name: &str) -> Option<Level> {
+    Some(match name {
+        "off" => Level::Off,
+        "error" => Level::Error,
+        "warn" => Level::Warn,
+        "info" => Level::Info,
+        "debug" | "trace" => Level::Debug,
+        _ => return None,
+    })
+}
+
+/// Starts logging to `path`, or to standard error without one.
+pub(crate) fn start(level: Level, path: Option<&str>) {
+    use rustix::fs::{Mode, OFlags};
+    if let Some(path) = path {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)) else { return };
+        let Ok(file) = crate::table::place(file) else { return };
+        let _ = FILE.set(file);
+    }
+    LEVEL.store(level as u8, Ordering::Relaxed);
+}
+
+/// The log file's descriptor, which the program must not close.
+pub(crate) fn internal_fd() -> Option<i32> {
+    use std::os::fd::AsRawFd;
+    FILE.get().map(AsRawFd::as_raw_fd)
+}
+
+/// Whether lines of this level are wanted.
+pub(crate) fn wants(level: Level) -> bool {
+    level as u8 <= LEVEL.load(Ordering::Relaxed)
+}
+
+/// Writes one line.
+pub(crate) fn line(level: Level, text: std::fmt::Arguments<'_>) {
+    if !wants(level) {
+        return;
+    }
+    let mut line = String::with_capacity(128);
+    let _ = writeln!(line, "thallus[{}] {level:?}: {text}", thallus_transport::process::id());
+    let target: BorrowedFd<'_> = match FILE.get() {
+        Some(file) => file.as_fd(),
+        None => rustix::stdio::stderr(),
+    };
+    let _ = rustix::io::write(target, line.as_bytes());
+}
+
+macro_rules! info {
+    ($($part:tt)*) => { $crate::log::line($crate::log::Level::Info, format_args!($($part)*)) };
+}
+macro_rules! warn_ {
+    ($($part:tt)*) => { $crate::log::line($crate::log::Level::Warn, format_args!($($part)*)) };
+}
+pub(crate) use {info, warn_ as warn};

@@ -1,0 +1,309 @@
+//! Descriptors come and go, and change: close, dup, fcntl, ioctl, shutdown, socket options.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use libc::{c_int, c_void};
+use rustix::io::Errno;
+use thallus_transport::arena::flag;
+use thallus_transport::reason::Reason;
+use thallus_transport::segment::Segment;
+
+use crate::ops::stream::settle;
+use crate::{errno, real, table};
+
+/// close(2).
+pub(crate) fn close(fd: i32) -> i32 {
+    if table::is_internal(fd) && !table::is_borrowed() {
+        // To the program, a descriptor that it never opened is not open.
+        return errno::int(Err(Errno::BADF));
+    }
+    table::remove(fd);
+    // SAFETY: takes a number.
+    unsafe { real::close(fd) }
+}
+
+/// `close_range(2)`, around this library's own descriptors.
+pub(crate) fn close_range(first: u32, last: u32, flags: i32) -> i32 {
+    const CLOEXEC: i32 = 4;
+    if table::is_borrowed() || flags & CLOEXEC != 0 {
+        // SAFETY: takes numbers.
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    if first > last {
+        return errno::int(Err(Errno::INVAL));
+    }
+    for fd in table::descriptors().collect::<Vec<_>>() {
+        if (first..=last).contains(&fd.cast_unsigned()) {
+            table::remove(fd);
+        }
+    }
+    let mut from = first;
+    for own in table::internal_fds().into_iter().map(i32::cast_unsigned) {
+        if own < from || own > last {
+            continue;
+        }
+        if own > from {
+            // SAFETY: takes numbers.
+            let result = unsafe { real::close_range(from, own - 1, flags) };
+            if result != 0 {
+                return result;
+            }
+        }
+        if own == last {
+            return 0;
+        }
+        from = own + 1;
+    }
+    // SAFETY: takes numbers.
+    unsafe { real::close_range(from, last, flags) }
+}
+
+/// dup2(2) and dup3(2): `duplicate` is the original call.
+pub(crate) fn replace(old: i32, new: i32, duplicate: impl FnOnce() -> i32) -> i32 {
+    if old == new || table::is_borrowed() {
+        return duplicate();
+    }
+    if table::is_internal(new) && !make_way(new) {
+        return errno::int(Err(Errno::MFILE));
+    }
+    // SAFETY: the program's own number; the call fails if it is not open.
+    let borrowed = unsafe { rustix::fd::BorrowedFd::borrow_raw(old) };
+    if old < 0 || rustix::io::fcntl_getfd(borrowed).is_err() {
+        return duplicate();
+    }
+    table::remove(new);
+    duplicated(old, duplicate)
+}
+
+/// The program wants the very number that one of our descriptors has: nothing to be done but to say so.
+fn make_way(_: i32) -> bool {
+    false
+}
+
+/// Another name for `old`: `duplicate` is the original call.
+pub(crate) fn duplicated(old: i32, duplicate: impl FnOnce() -> i32) -> i32 {
+    // Counted before the kernel makes it, so that a close beside us does not end what the new name keeps open.
+    let held = table::hold(old);
+    let new = duplicate();
+    if let Some(held) = held {
+        held.settle(new);
+    }
+    new
+}
+
+/// fcntl(2): `call` is the original.
+pub(crate) fn fcntl(fd: i32, command: i32, argument: usize, call: impl FnOnce() -> i32) -> i32 {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, call),
+        libc::F_SETFL => {
+            let flags = argument as i32;
+            if flags & libc::O_ASYNC != 0 {
+                settle(fd, Reason::UnsupportedCall);
+            }
+            let result = call();
+            if result == 0 {
+                note_blocking(fd, flags & libc::O_NONBLOCK != 0);
+            }
+            result
+        }
+        _ => call(),
+    }
+}
+
+fn note_blocking(fd: i32, nonblocking: bool) {
+    if let Some(entered) = table::enter(fd) {
+        entered.connection().nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+}
+
+/// ioctl(2): `call` is the original.
+///
+/// # Safety
+/// `argument` is what the request takes.
+pub(crate) unsafe fn ioctl(fd: i32, request: u64, argument: usize, call: impl FnOnce() -> i32) -> i32 {
+    let Some(entered) = table::enter(fd) else { return call() };
+    let connection = entered.connection();
+    let output = std::ptr::with_exposed_provenance_mut::<c_int>(argument);
+    match request {
+        libc::FIONBIO => {
+            let result = call();
+            if result == 0 {
+                // SAFETY: the kernel has just read an int there.
+                connection.nonblocking.store(unsafe { output.read() } != 0, Ordering::Relaxed);
+            }
+            result
+        }
+        libc::FIOASYNC => {
+            connection.pin(Reason::UnsupportedCall);
+            call()
+        }
+        libc::FIONREAD if connection.is_active() => match connection.unread(fd) {
+            Ok(count) => {
+                let result = call();
+                if result == 0 {
+                    // SAFETY: the kernel has just written an int there.
+                    unsafe { output.write(i32::try_from(count).unwrap_or(i32::MAX)) };
+                }
+                result
+            }
+            Err(errno) => errno::int(Err(errno)),
+        },
+        libc::TIOCOUTQ if connection.is_active() => {
+            let result = call();
+            if result == 0 && connection.block.send_switched.load(Ordering::Relaxed) != 0 {
+                // SAFETY: the kernel has just written an int there.
+                unsafe { output.write(i32::try_from(connection.unsent()).unwrap_or(i32::MAX)) };
+            }
+            result
+        }
+        _ => call(),
+    }
+}
+
+/// shutdown(2): `call` is the original.
+pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
+    let Some(entered) = table::enter(fd) else { return call() };
+    let connection = entered.connection();
+    if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
+        return call();
+    }
+    while connection.is_active() {
+        let block = connection.block;
+        if !connection.segment().is_some_and(Segment::is_ready) {
+            // Both sides must agree that nothing will ever leave TCP, or that it may.
+            if connection.pin(Reason::ShutdownBeforeUpgrade) {
+                break;
+            }
+            if connection.segment().is_some_and(Segment::refuse) {
+                // The side buffer holds bytes, so the hooks stay in between; but nothing leaves TCP any more.
+                block.raise(match how {
+                    libc::SHUT_RD => flag::SHUT_RD,
+                    libc::SHUT_WR => flag::SHUT_WR,
+                    _ => flag::SHUT_RD | flag::SHUT_WR,
+                });
+                return call();
+            }
+            continue;
+        }
+        if how != libc::SHUT_RD
+            && let Err(errno) = connection.shut_sending(fd)
+        {
+            return errno::int(Err(errno));
+        }
+        if how == libc::SHUT_WR {
+            return 0;
+        }
+        block.raise(flag::SHUT_RD);
+        // Wakes this side's sleepers. Without SHUT_WR, bells still pass to the peer.
+        return call();
+    }
+    connection.pin(Reason::ShutdownBeforeUpgrade);
+    call()
+}
+
+/// setsockopt(2): `call` is the original.
+///
+/// # Safety
+/// `value` is readable for `length` bytes.
+pub(crate) unsafe fn set_option(
+    fd: i32,
+    level: i32,
+    name: i32,
+    value: *const c_void,
+    length: libc::socklen_t,
+    call: impl FnOnce() -> i32,
+) -> i32 {
+    if let Some(view) = tcp_view(fd, level, name) {
+        let result = call();
+        if result == 0 {
+            // SAFETY: the kernel has just read an int there.
+            let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
+            view.0.store(u32::from(wanted != 0), Ordering::Relaxed);
+            keep_bells_prompt(fd, name);
+        }
+        return result;
+    }
+    let reason = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => Reason::RcvLowat,
+        (
+            libc::SOL_SOCKET,
+            libc::SO_ZEROCOPY | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING,
+        )
+        | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ) => Reason::UnsupportedCall,
+        _ => return call(),
+    };
+    let Some(entered) = table::enter(fd) else { return call() };
+    if length as usize >= size_of::<c_int>() && !value.is_null() && name != libc::TCP_ULP {
+        // SAFETY: an int is readable there.
+        let number = unsafe { value.cast::<c_int>().read_unaligned() };
+        let harmless = if reason == Reason::RcvLowat { number <= 1 } else { number == 0 };
+        if harmless {
+            return call();
+        }
+    }
+    if entered.connection().pin(reason) {
+        return call();
+    }
+    // Too late: the bytes have left TCP. A threshold is a hint; the others are features to do without.
+    if reason == Reason::RcvLowat { 0 } else { errno::int(Err(Errno::NOPROTOOPT)) }
+}
+
+/// What the application believes of an option that an upgraded connection keeps at another value.
+fn tcp_view(fd: i32, level: i32, name: i32) -> Option<(&'static AtomicU32, table::Call)> {
+    if level != libc::IPPROTO_TCP || !matches!(name, libc::TCP_NODELAY | libc::TCP_CORK) {
+        return None;
+    }
+    let entered = table::enter(fd)?;
+    let connection = entered.connection();
+    let view = if name == libc::TCP_NODELAY { &connection.block.nodelay } else { &connection.block.cork };
+    connection.is_active().then_some((view, entered))
+}
+
+/// Puts the socket's own option back to what bells need.
+fn keep_bells_prompt(fd: i32, name: i32) {
+    // SAFETY: the program's call on this descriptor has just succeeded.
+    let socket = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
+    let _ = if name == libc::TCP_NODELAY {
+        rustix::net::sockopt::set_tcp_nodelay(socket, true)
+    } else {
+        rustix::net::sockopt::set_tcp_cork(socket, false)
+    };
+}
+
+/// getsockopt(2): `call` is the original.
+///
+/// # Safety
+/// `value` is writable for what `length` says.
+pub(crate) unsafe fn option(
+    fd: i32,
+    level: i32,
+    name: i32,
+    value: *mut c_void,
+    call: impl FnOnce() -> i32,
+) -> i32 {
+    let result = call();
+    if result == 0
+        && let Some((view, _call)) = tcp_view(fd, level, name)
+    {
+        let seen = view.load(Ordering::Relaxed) as c_int;
+        // SAFETY: the kernel has just written an int there.
+        unsafe { value.cast::<c_int>().write_unaligned(seen) };
+    }
+    if result != 0 || (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) {
+        return result;
+    }
+    if let Some(entered) = table::enter(fd)
+        && entered.connection().is_active()
+    {
+        let error = value.cast::<c_int>();
+        // SAFETY: the kernel has just written an int there.
+        let kernel = unsafe { error.read_unaligned() };
+        if let Some(ours) = entered.connection().take_error()
+            && kernel == 0
+        {
+            // SAFETY: as above.
+            unsafe { error.write_unaligned(ours.raw_os_error()) };
+        }
+    }
+    result
+}

@@ -1,0 +1,545 @@
+//! epoll(7) over sets that hold connections of ours, with the program's own `epoll_data`.
+//!
+//! A registration is *cold* or *hot*. Cold: armed for good, so that the peer rings for the first bytes and the kernel
+//! reports the set; costs nothing while idle. Hot: had traffic lately; each wait looks at its ring in memory, and
+//! arms it only while it sleeps. A wait thus costs in proportion to the hot ones. While a thread sleeps on the set,
+//! what another thread adds or changes is armed at once ([`set::Members::settle`]).
+//!
+//! ```text
+//!   Plain ── became_active ──► cold ── its bell rang ──► hot ── IDLE_SLEEPS sleeps without traffic ──► cold
+//! ```
+//!
+//! While a registration is hot and nobody sleeps on the set, changes to it stay in memory: the kernel learns of them
+//! before the next sleep (programs that add and remove a descriptor for each request are common).
+//!
+//! The kernel's registration of an upgraded connection asks for what wakes, not for what the program
+//! asked; level, edge and one-shot triggering are made here. A set that is itself waited for (by poll, or in
+//! another set) is *nested*: all of its registrations stay cold, so that the kernel alone can tell its readiness.
+
+mod member;
+mod set;
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use libc::{epoll_event, sigset_t};
+use rustix::io::Errno;
+use thallus_transport::arena::State;
+use thallus_transport::reason::Reason;
+use thallus_transport::wait::spin_for;
+
+use self::member::{EXCLUSIVE, Member};
+use self::set::{Members, memberships};
+pub(crate) use self::set::{Quiet, Set, quiesce};
+use crate::ops::poll::{remaining, to_timespec};
+use crate::table::{self, Call, Slot};
+use crate::{errno, real};
+
+/// Sleeps without traffic after which a registration turns cold.
+const IDLE_SLEEPS: u8 = 8;
+/// Waits that memory alone answers between two looks at the kernel's own descriptors.
+const MEMORY_ONLY: u32 = 8;
+/// How long spinning may go on before the kernel's own descriptors are looked at again.
+const KERNEL_GLANCE: Duration = Duration::from_micros(20);
+
+/// The program made an epoll set.
+pub(crate) fn created(epfd: i32) {
+    if epfd >= 0 && crate::config::enabled() {
+        errno::keep(|| table::add_epoll_set(epfd));
+    }
+}
+
+/// `epoll_ctl(2)` on the set `epfd`.
+///
+/// # Safety
+/// `event` is null or readable.
+pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epoll_event) -> i32 {
+    // SAFETY: the program's own arguments.
+    let kernel = |event: *mut epoll_event| unsafe { real::epoll_ctl(epfd, operation, fd, event) };
+    if let Some(inner) = table::epoll_set(fd) {
+        errno::keep(|| inner.nest());
+    }
+    let Some(call) = table::enter(fd) else { return kernel(event) };
+    // SAFETY: null or readable, as the caller says.
+    let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
+    if operation == libc::EPOLL_CTL_ADD && wanted.is_some_and(|(events, _)| events & EXCLUSIVE != 0) {
+        call.connection().pin(Reason::Exclusive);
+    }
+    let set = match (table::epoll_set(epfd), operation) {
+        (Some(set), _) => set,
+        (None, libc::EPOLL_CTL_ADD) => match errno::keep(|| table::add_epoll_set(epfd)) {
+            Some(set) => set,
+            None => return kernel(event),
+        },
+        (None, _) => return kernel(event),
+    };
+    let Some(mut members) = set.lock() else { return kernel(event) };
+    if call.connection().block.state() == State::Pinned && !members.by_fd.contains_key(&fd) {
+        drop(members);
+        return kernel(event);
+    }
+    if let Some(result) = members.change_in_memory(set, operation, fd, wanted) {
+        return errno::int(result.map(|()| 0));
+    }
+    match operation {
+        libc::EPOLL_CTL_ADD => members.add(set, &call, fd, wanted, kernel),
+        libc::EPOLL_CTL_MOD => members.modify(set, fd, wanted, kernel),
+        _ => {
+            let result = kernel(event);
+            if result == 0 && operation == libc::EPOLL_CTL_DEL {
+                errno::keep(|| members.remove(set, fd));
+            }
+            result
+        }
+    }
+}
+
+impl Members {
+    /// Applies a change to a hot registration in memory alone. `None` if the kernel has to know at once.
+    fn change_in_memory(
+        &mut self,
+        set: &'static Set,
+        operation: i32,
+        fd: i32,
+        wanted: Option<(u32, u64)>,
+    ) -> Option<Result<(), Errno>> {
+        let awake = set.is_awake();
+        let member = self.by_fd.get_mut(&fd)?;
+        if !awake || !member.hot {
+            if member.deleted {
+                self.sync(set, fd);
+            }
+            return None;
+        }
+        match (operation, wanted) {
+            (libc::EPOLL_CTL_ADD, _) if !member.deleted => return Some(Err(Errno::EXIST)),
+            (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if member.deleted => {
+                return Some(Err(Errno::NOENT));
+            }
+            (libc::EPOLL_CTL_DEL, _) => member.deleted = true,
+            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some((events, data))) if events & EXCLUSIVE == 0 => {
+                member.ask(events, data);
+            }
+            _ => return None,
+        }
+        Some(Ok(()))
+    }
+
+    fn add(
+        &mut self,
+        set: &'static Set,
+        call: &Call,
+        fd: i32,
+        wanted: Option<(u32, u64)>,
+        kernel: impl Fn(*mut epoll_event) -> i32,
+    ) -> i32 {
+        let Some((events, data)) = wanted else { return kernel(std::ptr::null_mut()) };
+        let active = call.connection().is_active();
+        let events = if active { events & !EXCLUSIVE } else { events };
+        let mut member = Member::new(call.slot, fd, events, data, active);
+        member.kernel.0 = member.kernel_mask();
+        let mut ours = epoll_event { events: member.kernel.0, u64: data };
+        // Under the lock, so that a wait beside us never meets a report that it cannot place.
+        let result = kernel(&raw mut ours);
+        if result == 0 {
+            errno::keep(|| {
+                self.insert(set, fd, member);
+                self.settle(set, fd);
+            });
+        }
+        result
+    }
+
+    fn modify(
+        &mut self,
+        set: &'static Set,
+        fd: i32,
+        wanted: Option<(u32, u64)>,
+        kernel: impl Fn(*mut epoll_event) -> i32,
+    ) -> i32 {
+        let Some((events, data)) = wanted else { return kernel(std::ptr::null_mut()) };
+        let mut plain = epoll_event { events, u64: data };
+        let active = self.by_fd.get(&fd).is_some_and(|member| member.active);
+        if !active {
+            let result = kernel(&raw mut plain);
+            if result == 0 {
+                errno::keep(|| {
+                    if let Some(old) = self.by_fd.get(&fd) {
+                        let fresh = Member::new(old.slot, fd, events, data, false);
+                        self.insert(set, fd, fresh);
+                    }
+                });
+            }
+            return result;
+        }
+        if events & EXCLUSIVE != 0 {
+            return errno::int(Err(Errno::INVAL));
+        }
+        errno::keep(|| {
+            if let Some(member) = self.by_fd.get_mut(&fd) {
+                member.ask(events, data);
+            }
+            self.settle(set, fd);
+            self.sync(set, fd);
+        });
+        0
+    }
+}
+
+/// A connection of this slot left TCP.
+pub(crate) fn became_active(slot: &'static Slot) {
+    for (set, fd) in memberships(slot).unwrap_or_default() {
+        let Some(mut members) = set.lock() else { continue };
+        let Some(member) = members.by_fd.get_mut(&fd) else { continue };
+        if !member.active {
+            member.active = true;
+            set.active.fetch_add(1, Ordering::SeqCst);
+            members.settle(set, fd);
+            members.sync(set, fd);
+        }
+    }
+}
+
+/// A write on a connection of this slot did not fit: whoever waits for space must be rung for.
+pub(crate) fn stalled(slot: &'static Slot) {
+    for (set, fd) in memberships(slot).unwrap_or_default() {
+        if let Some(mut members) = set.lock()
+            && members.by_fd.get(&fd).is_some_and(|member| member.active)
+        {
+            members.settle(set, fd);
+        }
+    }
+}
+
+/// The last descriptor of this slot's connection is being closed. False if that can't be noted now, because a
+/// signal handler closes it: then the slot must never be used again.
+pub(crate) fn closed(slot: &'static Slot) -> bool {
+    let Some(all) = memberships(slot) else { return false };
+    for (set, fd) in all {
+        let Some(mut members) = set.lock() else { return false };
+        members.remove(set, fd);
+    }
+    true
+}
+
+/// `fd` was closed, but the connection lives on as `other`: so does the kernel's registration.
+pub(crate) fn renamed(slot: &'static Slot, fd: i32, other: i32) {
+    for (set, as_fd) in memberships(slot).unwrap_or_default() {
+        if let Some(mut members) = set.lock()
+            && let Some(member) = members.by_fd.get_mut(&as_fd)
+            && member.io == fd
+        {
+            member.io = other;
+        }
+    }
+}
+
+/// `epoll_wait(2)` and its relatives on the set `epfd`. `None`: a set that we do not know.
+pub(crate) fn wait(
+    epfd: i32,
+    events: &mut [epoll_event],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Option<Result<i32, Errno>> {
+    let set = table::epoll_set(epfd)?;
+    let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    if set.active.load(Ordering::SeqCst) > 0 {
+        return Some(set.wait(epfd, events, timeout, mask).map(count));
+    }
+    // A connection that another thread adds, or that leaves TCP, while this thread sleeps is armed at
+    // once, because the thread is counted: its bell ends the sleep, and the report is sorted out here.
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let got = set.asleep(|| kernel(epfd, events, remaining(deadline), mask));
+        match got {
+            Ok(0) => return Some(Ok(0)),
+            Ok(got) if set.active.load(Ordering::SeqCst) == 0 => return Some(Ok(count(got))),
+            Ok(got) => match set.sort_out(events, got) {
+                0 => {}
+                kept => return Some(Ok(count(kept))),
+            },
+            Err(errno) => return Some(Err(errno)),
+        }
+    }
+}
+
+impl Set {
+    /// The set is waited for from outside: the kernel must be able to tell whether it is ready.
+    pub(crate) fn nest(&'static self) {
+        if self.nested.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let Some(mut members) = self.lock() else { return };
+        let fds: Vec<i32> = members.by_fd.keys().copied().collect();
+        for fd in fds {
+            members.settle(self, fd);
+        }
+    }
+
+    fn wait(
+        &'static self,
+        epfd: i32,
+        events: &mut [epoll_event],
+        timeout: Option<Duration>,
+        mask: *const sigset_t,
+    ) -> Result<usize, Errno> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut started = None;
+        loop {
+            let round = self.rounds.fetch_add(1, Ordering::Relaxed);
+            // The kernel's own descriptors come first now and then, or busy rings would hide them.
+            let have = if round.is_multiple_of(MEMORY_ONLY) { self.glance(epfd, events)? } else { 0 };
+            let ready = have + self.collect(&mut events[have..], round);
+            if ready > 0 {
+                return Ok(ready);
+            }
+            if timeout == Some(Duration::ZERO) {
+                return self.glance(epfd, events);
+            }
+            let started = *started.get_or_insert_with(Instant::now);
+            if let Some(count) = self.spin(epfd, events, remaining(deadline))? {
+                return Ok(count);
+            }
+            let count = self.sleep(epfd, events, remaining(deadline), mask)?;
+            self.patience.learn(started.elapsed().as_nanos() as u64);
+            if count > 0 || remaining(deadline) == Some(Duration::ZERO) {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// Reports what the rings of the hot registrations show, except what round `round` has reported already.
+    fn collect(&'static self, events: &mut [epoll_event], round: u32) -> usize {
+        let Some(mut members) = self.lock() else { return 0 };
+        let mut count = 0;
+        let mut spent = Vec::new();
+        let Members { by_fd, hot, .. } = &mut *members;
+        for index in 0..hot.len() {
+            if count == events.len() {
+                // Whoever was not reached comes first next time.
+                hot.rotate_left(index);
+                break;
+            }
+            let fd = hot[index];
+            let Some(member) = by_fd.get_mut(&fd).filter(|member| member.round != round) else { continue };
+            let bits = member.report(0, round);
+            if bits != 0 {
+                events[count] = epoll_event { events: bits, u64: member.data };
+                count += 1;
+                if member.spent {
+                    spent.push(fd);
+                }
+            }
+        }
+        for fd in spent {
+            members.sync(self, fd);
+        }
+        count
+    }
+
+    /// Whether a hot registration has something to report.
+    fn stirs(&'static self) -> bool {
+        self.lock().is_none_or(|members| {
+            members.hot.iter().any(|fd| members.by_fd.get(fd).is_some_and(|member| member.due(0) != 0))
+        })
+    }
+
+    /// What the kernel reports at once.
+    fn glance(&'static self, epfd: i32, events: &mut [epoll_event]) -> Result<usize, Errno> {
+        let count = kernel(epfd, events, Some(Duration::ZERO), std::ptr::null())?;
+        Ok(self.sort_out(events, count))
+    }
+
+    fn spin(
+        &'static self,
+        epfd: i32,
+        events: &mut [epoll_event],
+        limit: Option<Duration>,
+    ) -> Result<Option<usize>, Errno> {
+        let mut budget = self.patience.budget_ns();
+        if let Some(limit) = limit {
+            budget = budget.min(limit.as_nanos() as u64);
+        }
+        if budget == 0 || self.lock().is_none_or(|members| members.hot.is_empty()) {
+            return Ok(None);
+        }
+        let mut last_glance = Instant::now();
+        let mut rounds = 0u32;
+        let mut found = Ok(0);
+        let spun = spin_for(budget, || {
+            if self.stirs() {
+                return true;
+            }
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(32) && last_glance.elapsed() > KERNEL_GLANCE {
+                last_glance = Instant::now();
+                found = self.glance(epfd, events);
+                return found != Ok(0);
+            }
+            false
+        });
+        match found? {
+            0 if !spun => Ok(None),
+            0 => match self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed)) {
+                0 => Ok(None),
+                count => Ok(Some(count)),
+            },
+            count => Ok(Some(count)),
+        }
+    }
+
+    fn sleep(
+        &'static self,
+        epfd: i32,
+        events: &mut [epoll_event],
+        timeout: Option<Duration>,
+        mask: *const sigset_t,
+    ) -> Result<usize, Errno> {
+        let (armed, ready) = self.arm();
+        let result = if ready || self.stirs() { Ok(0) } else { kernel(epfd, events, timeout, mask) };
+        let woken = self.lock();
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        drop(woken);
+        for (call, writes) in armed {
+            call.connection().disarm_cold(writes);
+        }
+        let count = result?;
+        Ok(self.sort_out(events, count))
+    }
+
+    /// Counts a sleeper in, tells the kernel what it does not know yet, and arms the hot registrations; those that
+    /// have been idle for long turn cold. True if one of these has become ready meanwhile.
+    fn arm(&'static self) -> (Vec<(Call, bool)>, bool) {
+        let Some(mut members) = self.lock() else {
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            return (Vec::new(), true);
+        };
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let mut armed = Vec::with_capacity(members.hot.len());
+        let mut ready = false;
+        let mut hot = std::mem::take(&mut members.hot);
+        hot.retain(|&fd| {
+            if !members.sync(self, fd) {
+                return false;
+            }
+            let Some(member) = members.by_fd.get_mut(&fd) else { return false };
+            if member.idle_sleeps >= IDLE_SLEEPS {
+                member.connection().trim();
+                member.arm();
+                if member.due(0) == 0 {
+                    return false;
+                }
+                member.disarm();
+                member.hot = true;
+                ready = true;
+            }
+            member.idle_sleeps += 1;
+            let writes = member.lacks_space();
+            member.connection().arm_cold(member.io, writes);
+            member.connection().block.sleeps.fetch_add(1, Ordering::Relaxed);
+            armed.push((member.slot.join(), writes));
+            true
+        });
+        members.hot = hot;
+        (armed, ready)
+    }
+
+    /// Runs `sleep` as a sleeper on this set.
+    fn asleep<T>(&'static self, sleep: impl FnOnce() -> T) -> T {
+        let count = |by: i32| {
+            let _members = self.lock();
+            self.sleepers.fetch_add(by.cast_unsigned(), Ordering::SeqCst);
+        };
+        count(1);
+        let result = sleep();
+        count(-1);
+        result
+    }
+
+    /// Sorts out what the kernel reported at `events[..count]`: reports on upgraded connections become what the
+    /// program would see, all others stay. Returns how many are left.
+    fn sort_out(&'static self, events: &mut [epoll_event], count: usize) -> usize {
+        if count == 0 {
+            return 0;
+        }
+        let round = self.rounds.load(Ordering::Relaxed).wrapping_sub(1);
+        let Some(mut members) = self.lock() else { return count };
+        let mut kept = 0;
+        for index in 0..count {
+            let event = events[index];
+            if let Some(translated) = members.translate(self, event, round) {
+                events[kept] = translated;
+                kept += 1;
+            }
+        }
+        kept
+    }
+}
+
+impl Members {
+    /// One kernel report in the program's terms; `None` if it means nothing to the program.
+    fn translate(&mut self, set: &'static Set, event: epoll_event, round: u32) -> Option<epoll_event> {
+        let (data, reported) = (event.u64, event.events);
+        let mut ours = None;
+        let mut stranger = true;
+        for fd in self.named(data) {
+            let Some(member) = self.by_fd.get_mut(&fd) else { continue };
+            if !member.active {
+                continue;
+            }
+            let connection = member.connection();
+            let before = connection.block.drained.load(Ordering::Relaxed);
+            let tcp = connection.interpret(member.io, reported);
+            let drained = connection.block.drained.load(Ordering::Relaxed) != before;
+            let bits = member.report(tcp, round);
+            if bits != 0 {
+                ours = Some(epoll_event { events: bits, u64: member.data });
+            }
+            let explained = drained || bits != 0 || member.spent || member.deleted || member.kicked;
+            if explained || is_ready_in_kernel(member.io) {
+                stranger = false;
+            }
+            self.settle(set, fd);
+            self.sync(set, fd);
+        }
+        // Nothing of ours explains the report: another descriptor has the same data.
+        if ours.is_none() && stranger { Some(event) } else { ours }
+    }
+}
+
+/// Whether the kernel has something to report on the socket itself.
+fn is_ready_in_kernel(fd: i32) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one writable entry.
+    unsafe { real::poll(&raw mut poll, 1, 0) > 0 }
+}
+
+fn kernel(
+    epfd: i32,
+    events: &mut [epoll_event],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let most = i32::try_from(events.len()).unwrap_or(i32::MAX);
+    let count = match timeout {
+        // SAFETY: the slice is writable, the mask the application's.
+        None => unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, -1, mask) },
+        Some(Duration::ZERO) => {
+            // SAFETY: as above.
+            unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, 0, mask) }
+        }
+        Some(timeout) => {
+            let time = to_timespec(timeout);
+            // SAFETY: as above, and the time lives.
+            let count = unsafe { real::epoll_pwait2(epfd, events.as_mut_ptr(), most, &raw const time, mask) };
+            if count < 0 && errno::now() == Errno::NOSYS {
+                let millis = i32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+                // SAFETY: as above.
+                unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, millis, mask) }
+            } else {
+                count
+            }
+        }
+    };
+    if count < 0 { Err(errno::now()) } else { Ok(count as usize) }
+}

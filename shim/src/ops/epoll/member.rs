@@ -1,0 +1,178 @@
+//! One registration in an epoll set, and what it has to report.
+
+use thallus_transport::arena::flag;
+use thallus_transport::connection::Connection;
+use thallus_transport::ready::bit;
+
+use crate::table::Slot;
+
+pub(super) const ET: u32 = libc::EPOLLET as u32;
+pub(super) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+pub(super) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+const MODES: u32 = ET | ONESHOT | EXCLUSIVE | libc::EPOLLWAKEUP as u32;
+
+/// One registration.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) slot: &'static Slot,
+    /// The descriptor by which the connection is reached: the registered one while that is open.
+    pub(super) io: i32,
+    /// What the program asked for, with its modes.
+    pub(super) events: u32,
+    pub(super) data: u64,
+    /// The connection has left TCP.
+    pub(super) active: bool,
+    /// Armed while cold: for data, and for space if true.
+    pub(super) armed: Option<bool>,
+    pub(super) hot: bool,
+    /// Sleeps since there was anything to report.
+    pub(super) idle_sleeps: u8,
+    /// A one-shot registration that has been reported.
+    pub(super) spent: bool,
+    /// The program has deleted it; the kernel does not know yet.
+    pub(super) deleted: bool,
+    /// There is something to report that no bell announced: the kernel is made to report it.
+    pub(super) kicked: bool,
+    /// The mask and the data that the kernel has.
+    pub(super) kernel: (u32, u64),
+    /// The wait that reported it last.
+    pub(super) round: u32,
+    seen: Option<Edge>,
+}
+
+/// What makes an edge of arrival: anything here changing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Edge {
+    head: u64,
+    ends: u32,
+}
+
+impl Edge {
+    fn of(connection: &Connection, bits: u32) -> Self {
+        let Some(segment) = connection.segment() else { return Self { head: 0, ends: 0 } };
+        let head = segment.incoming().0.head().wrapping_add(connection.side_length());
+        Self { head, ends: bits & (bit::RDHUP | bit::ALWAYS) }
+    }
+}
+
+impl Member {
+    pub(super) fn new(slot: &'static Slot, fd: i32, events: u32, data: u64, active: bool) -> Self {
+        Self {
+            slot,
+            io: fd,
+            events,
+            data,
+            active,
+            armed: None,
+            hot: false,
+            idle_sleeps: 0,
+            spent: false,
+            deleted: false,
+            kicked: false,
+            kernel: (events, data),
+            round: 0,
+            seen: None,
+        }
+    }
+
+    pub(super) fn connection(&self) -> &'static Connection {
+        // SAFETY: members are removed before the slot's last descriptor is given up (`closed`), or the slot
+        // is never given up at all.
+        unsafe { self.slot.connection() }
+    }
+
+    fn asked(&self) -> u32 {
+        self.events & !MODES
+    }
+
+    /// The program asked anew: whatever is ready now is an edge.
+    pub(super) fn ask(&mut self, events: u32, data: u64) {
+        (self.events, self.data) = (events, data);
+        (self.spent, self.deleted, self.seen, self.idle_sleeps) = (false, false, None, 0);
+    }
+
+    /// The events that are due, if any. `tcp`: what the kernel has just reported beyond what memory shows.
+    pub(super) fn due(&self, tcp: u32) -> u32 {
+        let connection = self.connection();
+        if self.spent || self.deleted || connection.is_closed() {
+            return 0;
+        }
+        let all = tcp | connection.readiness();
+        let bits = all & (self.asked() | bit::ALWAYS);
+        if bits == 0 || self.events & ET == 0 {
+            return bits;
+        }
+        let arrived =
+            bits & !bit::WRITE != 0 && (self.seen != Some(Edge::of(connection, all)) || tcp & bit::READ != 0);
+        let freed = bits & bit::WRITE != 0 && connection.block.has(flag::NO_SPACE);
+        if arrived || freed || self.seen.is_none() { bits } else { 0 }
+    }
+
+    /// Takes the events that are due, to report them in wait number `round`.
+    pub(super) fn report(&mut self, tcp: u32, round: u32) -> u32 {
+        let bits = self.due(tcp);
+        if bits == 0 {
+            return 0;
+        }
+        if self.events & ET != 0 {
+            let connection = self.connection();
+            self.seen = Some(Edge::of(connection, tcp | connection.readiness()));
+            if bits & bit::WRITE != 0 {
+                connection.block.lower(flag::NO_SPACE);
+            }
+        }
+        self.spent = self.events & ONESHOT != 0;
+        self.idle_sleeps = 0;
+        self.round = round;
+        bits
+    }
+
+    /// Whether the program waits for space that is not there: then an edge is owed, and a bell.
+    pub(super) fn lacks_space(&self) -> bool {
+        let lacks = self.asked() & bit::WRITE != 0 && self.connection().readiness() & bit::WRITE == 0;
+        if lacks {
+            self.connection().block.raise(flag::NO_SPACE);
+        }
+        lacks
+    }
+
+    /// What the kernel has to watch so that everything the program asked for wakes.
+    pub(super) fn kernel_mask(&self) -> u32 {
+        if !self.active {
+            return self.events;
+        }
+        if self.spent {
+            return ONESHOT;
+        }
+        let asked = self.asked();
+        let kick = if self.kicked { bit::OUT } else { 0 };
+        if asked & (bit::READ | bit::WRITE | bit::RDHUP) == 0 {
+            // HUP is reported unasked, and comes with the peer's end: an edge on the socket.
+            return bit::IN | bit::RDHUP | ET | kick;
+        }
+        let interest = self.connection().kernel_interest(asked);
+        // Unread bytes that the program does not ask for must not keep waking: then only arrivals do.
+        let edge = if asked & bit::READ == 0 && !self.kicked { ET } else { self.events & ET };
+        interest | edge | kick
+    }
+
+    /// Arms for good. Bells then announce whatever comes.
+    pub(super) fn arm(&mut self) {
+        self.hot = false;
+        self.idle_sleeps = 0;
+        let writes = self.lacks_space();
+        if self.armed != Some(writes) {
+            self.connection().arm_cold(self.io, writes);
+            if let Some(before) = self.armed.replace(writes) {
+                self.connection().disarm_cold(before);
+            }
+        }
+    }
+
+    /// Undoes [`Self::arm`].
+    pub(super) fn disarm(&mut self) {
+        if let Some(writes) = self.armed.take() {
+            self.connection().disarm_cold(writes);
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! An epoll set of this process: its registrations, and who sleeps on it.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use libc::epoll_event;
+use thallus_transport::wait::Patience;
+
+use super::member::Member;
+use crate::real;
+use crate::table::Slot;
+
+/// One epoll set. Recycled, never freed.
+#[derive(Debug)]
+pub(crate) struct Set {
+    members: Mutex<Members>,
+    /// A descriptor of the set.
+    pub(super) epfd: AtomicI32,
+    descriptors: AtomicU32,
+    /// Registrations that have left TCP.
+    pub(super) active: AtomicU32,
+    /// The set is waited for from outside: the kernel alone must be able to tell its readiness.
+    pub(super) nested: AtomicBool,
+    /// Threads that sleep in the kernel on this set; changed under the lock.
+    pub(super) sleepers: AtomicU32,
+    pub(super) rounds: AtomicU32,
+    pub(super) patience: Patience,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    pub(super) by_fd: HashMap<i32, Member>,
+    /// Descriptors that the kernel has with the same `epoll_data`: its reports name only that.
+    by_data: HashMap<u64, Vec<i32>>,
+    pub(super) hot: Vec<i32>,
+}
+
+thread_local! {
+    /// Whether this thread holds some set's lock: a signal handler must not wait for it.
+    static HOLDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The lock of one set.
+#[derive(Debug)]
+pub(super) struct Guard(MutexGuard<'static, Members>);
+
+impl std::ops::Deref for Guard {
+    type Target = Members;
+    fn deref(&self) -> &Members {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Guard {
+    fn deref_mut(&mut self) -> &mut Members {
+        &mut self.0
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        HOLDS.set(false);
+    }
+}
+
+static SETS: Mutex<Vec<&'static Set>> = Mutex::new(Vec::new());
+static FREE: Mutex<Vec<&'static Set>> = Mutex::new(Vec::new());
+type Memberships = HashMap<usize, Vec<(&'static Set, i32)>>;
+
+/// The registrations of each slot, by its address.
+static MEMBERSHIPS: Mutex<Option<Memberships>> = Mutex::new(None);
+
+fn key(slot: &'static Slot) -> usize {
+    std::ptr::from_ref(slot).addr()
+}
+
+/// Notes that `slot` is registered in `set` as `fd`.
+pub(super) fn join(slot: &'static Slot, set: &'static Set, fd: i32) {
+    if let Ok(mut all) = MEMBERSHIPS.lock() {
+        all.get_or_insert_default().entry(key(slot)).or_default().push((set, fd));
+    }
+}
+
+fn leave(slot: &'static Slot, set: &'static Set, fd: i32) {
+    let Ok(mut all) = MEMBERSHIPS.lock() else { return };
+    let Some(all) = all.as_mut() else { return };
+    if let Some(list) = all.get_mut(&key(slot)) {
+        if let Some(at) = list.iter().position(|&(known, as_fd)| std::ptr::eq(known, set) && as_fd == fd) {
+            list.swap_remove(at);
+        }
+        if list.is_empty() {
+            all.remove(&key(slot));
+        }
+    }
+}
+
+/// The registrations of `slot`. `None` if a signal handler has interrupted this thread in between.
+pub(super) fn memberships(slot: &'static Slot) -> Option<Vec<(&'static Set, i32)>> {
+    if HOLDS.get() {
+        return None;
+    }
+    let all = MEMBERSHIPS.lock().ok()?;
+    Some(all.as_ref().and_then(|all| all.get(&key(slot)).cloned()).unwrap_or_default())
+}
+
+impl Set {
+    /// A set for the descriptor `epfd`.
+    pub(crate) fn create(epfd: i32) -> &'static Self {
+        if let Some(set) = FREE.lock().ok().and_then(|mut free| free.pop()) {
+            set.epfd.store(epfd, Ordering::Relaxed);
+            set.descriptors.store(1, Ordering::SeqCst);
+            set.nested.store(false, Ordering::SeqCst);
+            return set;
+        }
+        let set: &'static Self = Box::leak(Box::new(Self {
+            members: Mutex::new(Members::default()),
+            epfd: AtomicI32::new(epfd),
+            descriptors: AtomicU32::new(1),
+            active: AtomicU32::new(0),
+            nested: AtomicBool::new(false),
+            sleepers: AtomicU32::new(0),
+            rounds: AtomicU32::new(1),
+            patience: Patience::new(),
+        }));
+        if let Ok(mut sets) = SETS.lock() {
+            sets.push(set);
+        }
+        set
+    }
+
+    /// The set's lock; `None` in a signal handler that interrupted its holder.
+    pub(super) fn lock(&'static self) -> Option<Guard> {
+        if HOLDS.get() {
+            return None;
+        }
+        let guard = self.members.lock().ok()?;
+        HOLDS.set(true);
+        Some(Guard(guard))
+    }
+
+    /// The program has one more descriptor for the set.
+    pub(crate) fn descriptor_added(&self) {
+        self.descriptors.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The program has one descriptor less.
+    pub(crate) fn descriptor_closed(&'static self) {
+        if self.descriptors.fetch_sub(1, Ordering::SeqCst) != 1 {
+            return;
+        }
+        let Some(mut members) = self.lock() else { return };
+        let fds: Vec<i32> = members.by_fd.keys().copied().collect();
+        for fd in fds {
+            members.remove(self, fd);
+        }
+        drop(members);
+        if let Ok(mut free) = FREE.lock() {
+            free.push(self);
+        }
+    }
+
+    /// Whether registrations may be hot: nobody looks at this set but threads that are awake.
+    pub(super) fn is_awake(&self) -> bool {
+        self.sleepers.load(Ordering::SeqCst) == 0 && !self.nested.load(Ordering::SeqCst)
+    }
+}
+
+impl Members {
+    pub(super) fn insert(&mut self, set: &'static Set, fd: i32, member: Member) {
+        self.remove(set, fd);
+        join(member.slot, set, fd);
+        if member.active {
+            set.active.fetch_add(1, Ordering::SeqCst);
+        }
+        self.by_data.entry(member.kernel.1).or_default().push(fd);
+        self.by_fd.insert(fd, member);
+    }
+
+    pub(super) fn remove(&mut self, set: &'static Set, fd: i32) {
+        let Some(mut member) = self.by_fd.remove(&fd) else { return };
+        member.disarm();
+        if member.active {
+            set.active.fetch_sub(1, Ordering::SeqCst);
+        }
+        self.drop_data(member.kernel.1, fd);
+        self.hot.retain(|&hot| hot != fd);
+        leave(member.slot, set, fd);
+    }
+
+    fn drop_data(&mut self, data: u64, fd: i32) {
+        if let Some(fds) = self.by_data.get_mut(&data) {
+            fds.retain(|&known| known != fd);
+            if fds.is_empty() {
+                self.by_data.remove(&data);
+            }
+        }
+    }
+
+    /// The descriptors that a kernel report with `data` may mean.
+    pub(super) fn named(&self, data: u64) -> Vec<i32> {
+        self.by_data.get(&data).cloned().unwrap_or_default()
+    }
+
+    /// Finds the right state for a member that has changed: hot if only awake threads care, else armed, and
+    /// reported by the kernel if it is ready although no bell will say so.
+    pub(super) fn settle(&mut self, set: &'static Set, fd: i32) {
+        let Some(member) = self.by_fd.get_mut(&fd) else { return };
+        if !member.active {
+            return;
+        }
+        if set.is_awake() {
+            member.disarm();
+            member.kicked = false;
+            member.idle_sleeps = 0;
+            if !member.hot {
+                member.hot = true;
+                self.hot.push(fd);
+            }
+            return;
+        }
+        if std::mem::take(&mut member.hot) {
+            self.hot.retain(|&hot| hot != fd);
+        }
+        member.arm();
+        member.kicked = member.due(0) != 0;
+        self.sync(set, fd);
+    }
+
+    /// Tells the kernel what has changed in memory. False if the registration is gone now.
+    pub(super) fn sync(&mut self, set: &'static Set, fd: i32) -> bool {
+        let Some(member) = self.by_fd.get_mut(&fd) else { return false };
+        let epfd = set.epfd.load(Ordering::Relaxed);
+        if member.deleted {
+            // SAFETY: deletion takes no event.
+            unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+            self.remove(set, fd);
+            return false;
+        }
+        let before = member.kernel;
+        let wanted = (member.kernel_mask(), member.data);
+        if wanted != before {
+            let mut event = epoll_event { events: wanted.0, u64: wanted.1 };
+            // SAFETY: a valid event; the set and the socket are the program's.
+            unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &raw mut event) };
+            member.kernel = wanted;
+            if before.1 != wanted.1 {
+                self.drop_data(before.1, fd);
+                self.by_data.entry(wanted.1).or_default().push(fd);
+            }
+        }
+        true
+    }
+}
+
+/// Every lock of this module, held over a fork.
+#[derive(Debug)]
+pub(crate) struct Quiet {
+    sets: MutexGuard<'static, Vec<&'static Set>>,
+    members: Vec<MutexGuard<'static, Members>>,
+    _free: MutexGuard<'static, Vec<&'static Set>>,
+    _memberships: MutexGuard<'static, Option<Memberships>>,
+}
+
+/// Takes every lock of this module, for a fork.
+pub(crate) fn quiesce() -> Option<Quiet> {
+    if HOLDS.get() {
+        return None;
+    }
+    let sets = SETS.lock().ok()?;
+    let members = sets.iter().filter_map(|set| set.members.lock().ok()).collect();
+    Some(Quiet { sets, members, _free: FREE.lock().ok()?, _memberships: MEMBERSHIPS.lock().ok()? })
+}
+
+impl Quiet {
+    /// In a forked child: no other thread sleeps, and what is armed is the parent's to disarm. Everything
+    /// is hot, so that this process's next wait arms for itself.
+    pub(crate) fn forked(&mut self) {
+        for (set, members) in self.sets.iter().zip(&mut self.members) {
+            set.sleepers.store(0, Ordering::SeqCst);
+            let Members { by_fd, hot, .. } = &mut **members;
+            for (&fd, member) in by_fd.iter_mut().filter(|(_, member)| member.active) {
+                member.armed = None;
+                if !member.hot {
+                    member.hot = true;
+                    hot.push(fd);
+                }
+            }
+        }
+    }
+}

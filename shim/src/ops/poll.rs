@@ -1,0 +1,306 @@
+//! poll(2) and ppoll(2) over any mixture of descriptors.
+//!
+//! Connections that left TCP are asked in memory; everything else, and all sleeping, is the kernel's.
+
+use std::time::{Duration, Instant};
+
+use libc::{pollfd, sigset_t, timespec};
+use rustix::io::Errno;
+use thallus_transport::ready::bit;
+use thallus_transport::wait::spin_for;
+
+use crate::table::{self, Call};
+use crate::{errno, real};
+
+/// How long spinning may go on before the kernel's own descriptors are looked at again.
+const KERNEL_GLANCE: Duration = Duration::from_micros(20);
+
+/// One connection among the polled descriptors.
+struct Polled {
+    index: usize,
+    call: Call,
+    active: bool,
+    armed: bool,
+    clear: bool,
+}
+
+/// Waits as ppoll(2) does. `None`: no connection of ours is among them, the kernel can do it all.
+pub(crate) fn wait(
+    fds: &mut [pollfd],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Option<Result<i32, Errno>> {
+    let mut ours = false;
+    for fd in fds.iter() {
+        ours |= table::is_connection(fd.fd);
+        if let Some(set) = table::epoll_set(fd.fd) {
+            set.nest();
+        }
+    }
+    if !ours {
+        return None;
+    }
+    let all: Vec<Polled> = fds
+        .iter()
+        .enumerate()
+        .filter_map(|(index, fd)| {
+            let call = table::enter(fd.fd)?;
+            let active = call.is_active(fd.fd);
+            Some(Polled { index, call, active, armed: false, clear: true })
+        })
+        .collect();
+    // While we sleep no thread beside us takes one of the others out of TCP: it sees that our call is inside.
+    let (mut polled, _plain): (Vec<Polled>, Vec<Polled>) = all.into_iter().partition(|one| one.active);
+    if polled.is_empty() {
+        return Some(kernel(fds, timeout, mask));
+    }
+    Some(wait_mixed(fds, &mut polled, timeout, mask))
+}
+
+fn wait_mixed(
+    fds: &mut [pollfd],
+    polled: &mut [Polled],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<i32, Errno> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let only_ours = polled.len() == fds.len();
+    loop {
+        let ready = look(fds, polled);
+        if ready > 0 {
+            if only_ours {
+                return Ok(ready);
+            }
+            return glance(fds, polled, true);
+        }
+        if timeout == Some(Duration::ZERO) {
+            return glance(fds, polled, true);
+        }
+        let patience = |one: &Polled| one.call.connection().patience.budget_ns();
+        let mut budget = polled.iter().map(patience).max().unwrap_or(0);
+        let started = Instant::now();
+        if let Some(left) = remaining(deadline) {
+            budget = budget.min(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+        }
+        let mut last_glance = Instant::now();
+        let mut found = None;
+        let mut rounds = 0u32;
+        let spun = budget > 0
+            && spin_for(budget, || {
+                if polled.iter().any(|one| wanted(fds, one) != 0) {
+                    return true;
+                }
+                rounds = rounds.wrapping_add(1);
+                if !only_ours && rounds.is_multiple_of(64) && last_glance.elapsed() > KERNEL_GLANCE {
+                    last_glance = Instant::now();
+                    match glance(fds, polled, false) {
+                        Ok(0) => {}
+                        other => {
+                            found = Some(other);
+                            return true;
+                        }
+                    }
+                }
+                false
+            });
+        if let Some(found) = found {
+            return found;
+        }
+        if spun {
+            for one in polled.iter().filter(|one| wanted(fds, one) != 0) {
+                let hits = &one.call.connection().block.spin_hits;
+                hits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+            continue;
+        }
+        let slept = sleep(fds, polled, remaining(deadline), mask);
+        let waited = started.elapsed().as_nanos() as u64;
+        for one in polled.iter() {
+            one.call.connection().patience.learn(waited);
+        }
+        match slept {
+            Ok(0) if remaining(deadline) != Some(Duration::ZERO) => {}
+            other => return other,
+        }
+    }
+}
+
+fn asked(fds: &[pollfd], one: &Polled) -> u32 {
+    u32::from(fds[one.index].events.cast_unsigned())
+}
+
+/// The bits of one connection that the program asked for and that hold, as far as memory shows.
+fn wanted(fds: &[pollfd], one: &Polled) -> u32 {
+    one.call.connection().readiness() & (asked(fds, one) | bit::ALWAYS)
+}
+
+/// Fills in what memory shows; returns how many are ready.
+fn look(fds: &mut [pollfd], polled: &[Polled]) -> i32 {
+    for fd in fds.iter_mut() {
+        fd.revents = 0;
+    }
+    let mut ready = 0;
+    for one in polled {
+        let bits = wanted(fds, one);
+        fds[one.index].revents = (bits as u16).cast_signed();
+        ready += i32::from(bits != 0);
+    }
+    ready
+}
+
+/// Asks the kernel without waiting, and adds what memory shows. `settle`: report nothing as a result too.
+fn glance(fds: &mut [pollfd], polled: &mut [Polled], settle: bool) -> Result<i32, Errno> {
+    let mut copy = kernel_view(fds, polled, None);
+    let ready = kernel(&mut copy, Some(Duration::ZERO), std::ptr::null())?;
+    if ready == 0 && !settle {
+        return Ok(0);
+    }
+    Ok(merge(fds, polled, &copy))
+}
+
+/// The descriptors as the kernel should watch them. `news` watches those whose unread bytes would keep waking.
+fn kernel_view(fds: &[pollfd], polled: &[Polled], news: Option<i32>) -> Vec<pollfd> {
+    let mut copy: Vec<pollfd> = fds.iter().map(|fd| pollfd { revents: 0, ..*fd }).collect();
+    for one in polled {
+        let interest = one.call.connection().kernel_interest(asked(fds, one));
+        let entry = &mut copy[one.index];
+        entry.events = (interest as u16).cast_signed();
+        if news.is_some() && is_stuck(fds, one) {
+            entry.events = (interest & !(bit::IN | bit::RDHUP)) as i16;
+        }
+    }
+    if let Some(news) = news {
+        copy.push(pollfd { fd: news, events: libc::POLLIN, revents: 0 });
+    }
+    copy
+}
+
+/// The kernel's answers, translated for our connections.
+fn merge(fds: &mut [pollfd], polled: &[Polled], kernel: &[pollfd]) -> i32 {
+    for (fd, answer) in fds.iter_mut().zip(kernel) {
+        fd.revents = answer.revents;
+    }
+    for one in polled {
+        let events = u32::from(kernel[one.index].revents.cast_unsigned());
+        let asked = asked(fds, one);
+        let connection = one.call.connection();
+        let bits = if events == 0 {
+            connection.readiness()
+        } else {
+            connection.interpret(fds[one.index].fd, events)
+        };
+        let invalid = events & u32::from(libc::POLLNVAL.cast_unsigned());
+        fds[one.index].revents = (((bits & (asked | bit::ALWAYS)) | invalid) as u16).cast_signed();
+    }
+    fds.iter().filter(|fd| fd.revents != 0).count() as i32
+}
+
+fn sleep(
+    fds: &mut [pollfd],
+    polled: &mut [Polled],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<i32, Errno> {
+    for one in polled.iter_mut() {
+        let asked = u32::from(fds[one.index].events.cast_unsigned());
+        one.clear = one.call.connection().arm(fds[one.index].fd, asked);
+        one.armed = true;
+        one.call.connection().block.sleeps.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+    let news = if look(fds, polled) > 0 { News::Here } else { News::of(fds, polled) };
+    let result = if matches!(news, News::Here) {
+        glance(fds, polled, true)
+    } else {
+        let mut copy = kernel_view(fds, polled, news.fd());
+        kernel(&mut copy, timeout, mask).map(|_| merge(fds, polled, &copy[..fds.len()]))
+    };
+    for one in polled.iter_mut().filter(|one| one.armed) {
+        one.call.connection().disarm(asked(fds, one));
+        one.armed = false;
+        one.clear = true;
+    }
+    result
+}
+
+/// Whether a connection holds unread bytes that the program did not ask for: only further arrivals may wake.
+fn is_stuck(fds: &[pollfd], one: &Polled) -> bool {
+    !one.clear && asked(fds, one) & bit::READ == 0
+}
+
+/// What watches the sockets that are stuck with unread bytes.
+enum News {
+    /// Something that the program asked for has come meanwhile.
+    Here,
+    /// Nothing more than the sockets themselves: none is stuck, or there is no descriptor to watch them with. Then
+    /// their bytes wake the sleeper again and again, but nothing is missed.
+    Plain,
+    /// An epoll set that reports arrivals.
+    Set(rustix::fd::OwnedFd),
+}
+
+impl News {
+    fn of(fds: &[pollfd], polled: &[Polled]) -> Self {
+        if !polled.iter().any(|one| is_stuck(fds, one)) {
+            return Self::Plain;
+        }
+        let Ok(set) = watch(fds, polled) else { return Self::Plain };
+        // What came before the set's first report and after the last look is seen by looking once more.
+        if polled.iter().any(|one| wanted(fds, one) != 0) { Self::Here } else { Self::Set(set) }
+    }
+
+    fn fd(&self) -> Option<i32> {
+        use std::os::fd::AsRawFd;
+        match self {
+            Self::Set(set) => Some(set.as_raw_fd()),
+            Self::Here | Self::Plain => None,
+        }
+    }
+}
+
+fn watch(fds: &[pollfd], polled: &[Polled]) -> Result<rustix::fd::OwnedFd, Errno> {
+    use rustix::event::epoll;
+    let set = table::place(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+    for one in polled.iter().filter(|one| is_stuck(fds, one)) {
+        // SAFETY: the program polls this descriptor now.
+        let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fds[one.index].fd) };
+        let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        match epoll::add(&set, fd, epoll::EventData::new_u64(0), edges) {
+            // The same connection stands in the list twice.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    // The first report is of what is there already.
+    let mut events = Vec::with_capacity(polled.len());
+    let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    epoll::wait(&set, rustix::buffer::spare_capacity(&mut events), Some(&none))?;
+    Ok(set)
+}
+
+/// Time left until `deadline`.
+pub(crate) fn remaining(deadline: Option<Instant>) -> Option<Duration> {
+    deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+}
+
+/// A duration as the kernel takes it.
+pub(crate) fn to_timespec(duration: Duration) -> timespec {
+    timespec {
+        tv_sec: libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: libc::c_long::from(duration.subsec_nanos().cast_signed()),
+    }
+}
+
+/// A timeout as the application gives it; `EINVAL` if it is none.
+pub(crate) fn from_timespec(time: timespec) -> Result<Duration, Errno> {
+    let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
+    let nanos = u32::try_from(time.tv_nsec).map_err(|_| Errno::INVAL)?;
+    if nanos >= 1_000_000_000 { Err(Errno::INVAL) } else { Ok(Duration::new(seconds, nanos)) }
+}
+
+fn kernel(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t) -> Result<i32, Errno> {
+    let time = timeout.map(to_timespec);
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the slice is writable, the time lives, and the mask is the application's.
+    let ready = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, mask) };
+    if ready < 0 { Err(errno::now()) } else { Ok(ready) }
+}

@@ -1,0 +1,155 @@
+//! Processes multiply and change: fork, vfork, exec, exit.
+//!
+//! A fork shares its parent's connections: both hold each block from before the fork until they close it. A vfork
+//! child runs in its parent's memory, so hooks must change nothing there ([`in_vfork_child`]).
+
+use std::cell::{Cell, UnsafeCell};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use thallus_transport::process;
+use thallus_transport::reason::Reason;
+
+use crate::ops::stream;
+use crate::table::{self, Quiet};
+use crate::{config, errno, stats};
+
+/// The table's locks, from before a fork until after it, on either side.
+struct Held(UnsafeCell<Option<Quiet>>);
+
+// SAFETY: used by the forking thread alone, which holds the very locks in it.
+unsafe impl Sync for Held {}
+
+static HELD: Held = Held(UnsafeCell::new(None));
+
+/// Has fork(2) tell us, from the first connection on.
+pub(crate) fn watch_forks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handlers live as long as this library, which is never unloaded.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    });
+}
+
+extern "C" fn before_fork() {
+    let mut quiet = table::quiesce();
+    if let Some(quiet) = &mut quiet {
+        quiet.for_each(|_, connection| {
+            connection.block.hold_for_unborn();
+        });
+    }
+    // SAFETY: `quiet` holds the locks that exclude other forking threads.
+    unsafe { *HELD.0.get() = quiet };
+}
+
+extern "C" fn in_parent() {
+    // SAFETY: this thread put it there.
+    drop(unsafe { (*HELD.0.get()).take() });
+}
+
+extern "C" fn in_child() {
+    process::forked();
+    // SAFETY: this thread put it there, in the parent.
+    let quiet = unsafe { (*HELD.0.get()).take() };
+    if let Some(mut quiet) = quiet {
+        quiet.only_one_thread_left();
+        quiet.for_each(|_, connection| {
+            connection.block.born(process::id());
+        });
+        if let Some(epoll) = &mut quiet.epoll {
+            epoll.forked();
+        }
+    }
+    stats::forked();
+    WRITTEN.store(false, Ordering::Relaxed);
+}
+
+/// fork(2) returned `result`.
+pub(crate) fn fork_returned(result: i32) {
+    if result < 0 {
+        errno::keep(|| table::for_each(|_, connection, _| connection.block.stillborn()));
+    }
+}
+
+static VFORKS: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    static IN_VFORK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this is a vfork child, running in its parent's memory while the parent's thread waits.
+pub(crate) fn in_vfork_child() -> bool {
+    VFORKS.load(Ordering::Relaxed) != 0 && IN_VFORK.get()
+}
+
+/// The calling thread is about to vfork: until it goes on, its memory is the child's.
+pub(crate) extern "C" fn before_vfork() {
+    VFORKS.fetch_add(1, Ordering::SeqCst);
+    IN_VFORK.set(true);
+}
+
+/// The thread goes on. `result` is the raw system call's.
+pub(crate) extern "C" fn after_vfork(result: i32) -> i32 {
+    IN_VFORK.set(false);
+    VFORKS.fetch_sub(1, Ordering::SeqCst);
+    if result < 0 {
+        errno::set(rustix::io::Errno::from_raw_os_error(-result));
+        return -1;
+    }
+    result
+}
+
+/// A program is about to be started beside this one: what it inherits, no hook may see.
+pub(crate) fn before_spawn() {
+    errno::keep(|| {
+        for fd in table::descriptors() {
+            // SAFETY: a number; the kernel says whether it is open.
+            let borrowed = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
+            let kept = rustix::io::fcntl_getfd(borrowed)
+                .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
+            if kept {
+                stream::settle(fd, Reason::InheritedByExec);
+            }
+        }
+    });
+}
+
+/// A program is about to replace this one.
+pub(crate) fn before_exec() {
+    before_spawn();
+    if !in_vfork_child() {
+        errno::keep(|| {
+            if stats::has_connections() {
+                stats::write();
+            }
+        });
+    }
+}
+
+static WRITTEN: AtomicBool = AtomicBool::new(false);
+
+/// The process ends now, by `_exit` or at the end of `exit`.
+pub(crate) fn exiting() {
+    if !in_vfork_child() && !WRITTEN.swap(true, Ordering::SeqCst) {
+        stats::write();
+    }
+}
+
+static IO_URING: AtomicBool = AtomicBool::new(false);
+
+/// The program sets up an io_uring, whose operations no hook sees: connections stay where the kernel
+/// sees all of their bytes.
+pub(crate) fn uses_io_uring() {
+    if config::enabled() && !IO_URING.swap(true, Ordering::SeqCst) {
+        errno::keep(|| {
+            table::for_each(|_, connection, _| {
+                connection.pin(Reason::IoUring);
+            });
+        });
+    }
+}
+
+/// Whether this process has an io_uring.
+pub(crate) fn has_io_uring() -> bool {
+    IO_URING.load(Ordering::Relaxed)
+}

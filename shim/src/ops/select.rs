@@ -1,0 +1,114 @@
+//! select(2) and pselect(2), by way of poll: the sets become a list, and the answers sets again.
+
+use std::time::Duration;
+
+use libc::{fd_set, pollfd, sigset_t};
+use rustix::io::Errno;
+
+use crate::ops::poll;
+use crate::table;
+
+const BITS: usize = libc::c_long::BITS as usize;
+const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
+const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+/// What the kernel counts as readable, writable, exceptional (fs/select.c).
+const READ_ANSWER: i16 = IN | libc::POLLHUP | libc::POLLERR;
+const WRITE_ANSWER: i16 = OUT | libc::POLLERR;
+
+/// The three sets of one call, as arrays of words: programs may use more than `FD_SETSIZE` bits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sets {
+    count: usize,
+    sets: [*mut libc::c_ulong; 3],
+}
+
+impl Sets {
+    /// # Safety
+    /// Each set is null or has at least `count` bits.
+    pub(crate) unsafe fn new(count: i32, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set) -> Self {
+        Self { count: usize::try_from(count).unwrap_or(0), sets: [read.cast(), write.cast(), except.cast()] }
+    }
+
+    fn has(&self, set: usize, fd: usize) -> bool {
+        let words = self.sets[set];
+        if words.is_null() {
+            return false;
+        }
+        // SAFETY: fd < count, so the word is inside the set.
+        let word = unsafe { words.add(fd / BITS) };
+        // SAFETY: readable.
+        let word = unsafe { word.read() };
+        word >> (fd % BITS) & 1 != 0
+    }
+
+    fn clear(&self) {
+        for words in self.sets.into_iter().filter(|words| !words.is_null()) {
+            // SAFETY: this many words hold `count` bits.
+            unsafe { std::ptr::write_bytes(words, 0, self.count.div_ceil(BITS)) };
+        }
+    }
+
+    fn put(&self, set: usize, fd: usize) {
+        // SAFETY: fd < count, and only sets that had the bit get it back.
+        let word = unsafe { self.sets[set].add(fd / BITS) };
+        // SAFETY: readable.
+        let bits = unsafe { word.read() };
+        // SAFETY: writable.
+        unsafe { word.write(bits | 1 << (fd % BITS)) };
+    }
+
+    /// Whether one of the descriptors is a connection of ours.
+    fn concerns_us(&self) -> bool {
+        (0..self.count).any(|fd| {
+            table::is_connection(fd as i32) && (self.has(0, fd) || self.has(1, fd) || self.has(2, fd))
+        })
+    }
+
+    fn to_list(self) -> Vec<pollfd> {
+        (0..self.count)
+            .filter_map(|fd| {
+                let mut events = 0;
+                for (set, bits) in [(0, IN), (1, OUT), (2, libc::POLLPRI)] {
+                    if self.has(set, fd) {
+                        events |= bits;
+                    }
+                }
+                (events != 0).then_some(pollfd { fd: fd as i32, events, revents: 0 })
+            })
+            .collect()
+    }
+
+    fn fill_from(&self, list: &[pollfd]) -> i32 {
+        self.clear();
+        let mut bits = 0;
+        for entry in list {
+            let answers = [(0, IN, READ_ANSWER), (1, OUT, WRITE_ANSWER), (2, libc::POLLPRI, libc::POLLPRI)];
+            for (set, asked, answer) in answers {
+                if entry.events & asked != 0 && entry.revents & answer != 0 {
+                    self.put(set, entry.fd as usize);
+                    bits += 1;
+                }
+            }
+        }
+        bits
+    }
+}
+
+/// Waits as pselect(2) does. `None`: no connection of ours is in the sets, the kernel can do it all.
+pub(crate) fn wait(
+    sets: Sets,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Option<Result<i32, Errno>> {
+    if !sets.concerns_us() {
+        return None;
+    }
+    let mut list = sets.to_list();
+    let waited = poll::wait(&mut list, timeout, mask)?;
+    Some(waited.and_then(|_| {
+        if list.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+            return Err(Errno::BADF);
+        }
+        Ok(sets.fill_from(&list))
+    }))
+}

@@ -1,0 +1,273 @@
+//! Bytes in and out: read, recv, write, send and their relatives.
+
+use rustix::io::Errno;
+use thallus_transport::arena::flag;
+use thallus_transport::buffers::Buffers;
+use thallus_transport::process;
+use thallus_transport::reason::Reason;
+
+use crate::ops::epoll;
+use crate::{errno, table};
+
+/// Receives into `list`, or lets `kernel` do it while the connection is on TCP. Why a list is none matters only on an
+/// upgraded connection: else the kernel says so itself.
+///
+/// # Safety
+/// The list's buffers are the application's.
+pub(crate) unsafe fn receive(
+    fd: i32,
+    list: Result<&[libc::iovec], Errno>,
+    flags: i32,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    let Some(call) = table::enter(fd) else { return kernel() };
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        if flags & libc::MSG_OOB != 0 {
+            call.connection().pin(Reason::Oob);
+        }
+        return kernel();
+    }
+    if call.is_active(fd) {
+        let mut target = match list.and_then(Buffers::new) {
+            Ok(target) => target,
+            Err(errno) => return errno::count(Err(errno)),
+        };
+        return errno::count(call.connection().recv(fd, &mut target, flags));
+    }
+    let result = kernel();
+    if result > 0 && flags & libc::MSG_PEEK == 0 {
+        let received = &call.connection().block.tcp_received;
+        received.fetch_add(result as u64, std::sync::atomic::Ordering::Relaxed);
+    }
+    result
+}
+
+/// Sends `list`, or lets `kernel` do it while the connection is on TCP.
+///
+/// # Safety
+/// The list's buffers are the application's.
+pub(crate) unsafe fn transmit(
+    fd: i32,
+    list: Result<&[libc::iovec], Errno>,
+    flags: i32,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    let Some(call) = table::enter(fd) else { return kernel() };
+    if flags & libc::MSG_OOB != 0 && !call.connection().pin(Reason::Oob) {
+        return errno::count(Err(Errno::OPNOTSUPP));
+    }
+    if call.is_active(fd) {
+        let mut source = match list.and_then(Buffers::new) {
+            Ok(source) => source,
+            Err(errno) => return errno::count(Err(errno)),
+        };
+        let result = call.connection().send(fd, &mut source, flags);
+        if source.left() > 0 && call.connection().block.has(flag::NO_SPACE) {
+            errno::keep(|| epoll::stalled(call.slot));
+        }
+        if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+            raise_sigpipe();
+        }
+        return errno::count(result);
+    }
+    let result = kernel();
+    if result > 0 {
+        let sent = &call.connection().block.tcp_sent;
+        sent.fetch_add(result as u64, std::sync::atomic::Ordering::Relaxed);
+    }
+    result
+}
+
+/// The kernel sends it to the thread that wrote.
+fn raise_sigpipe() {
+    use rustix::process::{Pid, Signal};
+    let raw = |id: u32| Pid::from_raw(id.cast_signed());
+    if let (Some(group), Some(thread)) = (raw(process::id()), raw(process::thread())) {
+        // SAFETY: names this very thread.
+        let _ = unsafe {
+            syscalls::syscall!(
+                syscalls::Sysno::tgkill,
+                group.as_raw_nonzero().get(),
+                thread.as_raw_nonzero().get(),
+                Signal::PIPE.as_raw()
+            )
+        };
+    }
+}
+
+/// One buffer as a list.
+pub(crate) fn one(buffer: *const u8, length: usize) -> [libc::iovec; 1] {
+    [libc::iovec { iov_base: buffer.cast_mut().cast(), iov_len: length }]
+}
+
+/// Longest list of buffers that the kernel takes (`UIO_MAXIOV` of linux/uio.h).
+const LONGEST_LIST: usize = 1024;
+
+/// The application's list of `count` buffers. `EINVAL` if there can't be so many, `EFAULT` if there is no list.
+///
+/// # Safety
+/// `list` is readable for `count` entries if `count` is sensible.
+pub(crate) unsafe fn list<'a>(list: *const libc::iovec, count: i32) -> Result<&'a [libc::iovec], Errno> {
+    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+    if count > LONGEST_LIST {
+        return Err(Errno::INVAL);
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if list.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(list, count) })
+}
+
+/// The buffers of the application's message. `EMSGSIZE` if there are too many, else as [`list`].
+///
+/// # Safety
+/// `message` is readable, and its list as [`list`] says.
+pub(crate) unsafe fn message_list<'a>(message: *const libc::msghdr) -> Result<&'a [libc::iovec], Errno> {
+    // SAFETY: the caller's promise.
+    let header = unsafe { &*message };
+    let (buffers, count) = (header.msg_iov, header.msg_iovlen);
+    if count > LONGEST_LIST {
+        return Err(Errno::MSGSIZE);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { list(buffers, count as i32) }
+}
+
+/// Pins each connection whose descriptor `message` carries to another process (unix(7), `SCM_RIGHTS`).
+/// False if one has left TCP already: it can't be handed over any more.
+///
+/// # Safety
+/// `message` is null or a valid message header.
+pub(crate) unsafe fn settle_passed_fds(message: *const libc::msghdr) -> bool {
+    // SAFETY: the caller's promise.
+    let Some(header) = (unsafe { message.as_ref() }) else { return true };
+    if header.msg_control.is_null() || header.msg_controllen < size_of::<libc::cmsghdr>() {
+        return true;
+    }
+    let mut allowed = true;
+    // SAFETY: a valid header with a control buffer.
+    let mut part = unsafe { libc::CMSG_FIRSTHDR(message) };
+    // SAFETY: null or inside the control buffer.
+    while let Some(control) = unsafe { part.as_ref() } {
+        if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
+            // SAFETY: `part` is a control message inside the buffer.
+            let data = unsafe { libc::CMSG_DATA(part) }.cast::<i32>();
+            // SAFETY: takes a number.
+            let header_bytes = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = control.cmsg_len.saturating_sub(header_bytes) / size_of::<i32>();
+            for index in 0..count {
+                // SAFETY: within the message's data.
+                let at = unsafe { data.add(index) };
+                // SAFETY: readable, maybe unaligned.
+                let fd = unsafe { at.read_unaligned() };
+                if let Some(call) = table::enter(fd) {
+                    allowed &= call.connection().pin(Reason::PassedToProcess);
+                }
+            }
+        }
+        // SAFETY: both are valid for this message.
+        part = unsafe { libc::CMSG_NXTHDR(message, part) };
+    }
+    allowed
+}
+
+/// Sends a file as sendfile(2) does, or lets `kernel` do it while the connection is on TCP.
+///
+/// # Safety
+/// `offset` is null or the application's.
+pub(crate) unsafe fn send_file(
+    out: i32,
+    input: i32,
+    offset: *mut i64,
+    count: usize,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    let Some(call) = table::enter(out) else { return kernel() };
+    if call.is_active(out) {
+        // SAFETY: the caller's promise.
+        return copy_file(&call, out, input, unsafe { offset.as_mut() }, count);
+    }
+    let result = kernel();
+    if result > 0 {
+        let sent = &call.connection().block.tcp_sent;
+        sent.fetch_add(result as u64, std::sync::atomic::Ordering::Relaxed);
+    }
+    result
+}
+
+/// Moves bytes from a file to an upgraded connection through a buffer.
+fn copy_file(call: &table::Call, out: i32, input: i32, offset: Option<&mut i64>, count: usize) -> isize {
+    let mut buffer = vec![0u8; count.min(128 << 10)];
+    let mut position = offset.as_deref().copied();
+    let mut total = 0;
+    let failed = loop {
+        let wanted = (count - total).min(buffer.len());
+        if wanted == 0 {
+            break None;
+        }
+        let got = match read_some(input, &mut buffer[..wanted], position) {
+            Ok(0) => break None,
+            Ok(got) => got,
+            Err(errno) => break Some(errno),
+        };
+        let list = one(buffer.as_ptr(), got);
+        let sent = Buffers::new(&list).and_then(|mut source| call.connection().send(out, &mut source, 0));
+        let sent = match sent {
+            Ok(sent) => sent,
+            Err(errno) => {
+                give_back(input, position, got);
+                if errno == Errno::PIPE && total == 0 {
+                    raise_sigpipe();
+                }
+                break Some(errno);
+            }
+        };
+        total += sent;
+        if let Some(position) = position.as_mut() {
+            *position += sent as i64;
+        }
+        if sent < got {
+            give_back(input, position, got - sent);
+            break None;
+        }
+    };
+    if let (Some(offset), Some(position)) = (offset, position) {
+        *offset = position;
+    }
+    match failed {
+        Some(errno) if total == 0 => errno::count(Err(errno)),
+        _ => total as isize,
+    }
+}
+
+fn read_some(input: i32, buffer: &mut [u8], position: Option<i64>) -> Result<usize, Errno> {
+    // SAFETY: the application named this descriptor for the duration of its call.
+    let input = unsafe { rustix::fd::BorrowedFd::borrow_raw(input) };
+    match position {
+        Some(position) => rustix::io::pread(input, buffer, position as u64),
+        None => rustix::io::read(input, buffer),
+    }
+}
+
+/// Puts a file's own offset back to what was really sent.
+fn give_back(input: i32, position: Option<i64>, count: usize) {
+    if position.is_none() {
+        // SAFETY: as above.
+        let input = unsafe { rustix::fd::BorrowedFd::borrow_raw(input) };
+        let _ = rustix::fs::seek(input, rustix::fs::SeekFrom::Current(-(count as i64)));
+    }
+}
+
+/// Pins `fd` because a call that only the kernel can serve is about to be made on it. False if too late.
+pub(crate) fn settle(fd: i32, reason: Reason) -> bool {
+    table::enter(fd).is_none_or(|call| call.connection().pin(reason))
+}
+
+/// Whether `fd` is a TCP connection that we look after.
+pub(crate) fn is_connection(fd: i32) -> bool {
+    table::is_connection(fd)
+}

@@ -1,0 +1,121 @@
+//! libc's own functions behind the hooks, found by `dlsym(RTLD_NEXT)` at their first use.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{
+    c_char, c_int, c_long, c_uint, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t,
+    off64_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+};
+
+/// Finds `name` in the libraries behind this one; null if there is none.
+fn find(name: &CStr) -> *mut c_void {
+    // SAFETY: a valid handle and a terminated name.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
+#[cold]
+fn resolve(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let found = crate::errno::keep(|| find(name));
+    slot.store(found, Ordering::Release);
+    found
+}
+
+/// What a function that this libc lacks does: fails with `ENOSYS`.
+fn missing() {
+    crate::errno::set(rustix::io::Errno::NOSYS);
+}
+
+macro_rules! originals {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, else $absent:expr;)*) => {$(
+        /// libc's own.
+        ///
+        /// # Safety
+        /// As for the function of that name.
+        pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
+            static SLOT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            let mut found = SLOT.load(Ordering::Acquire);
+            if found.is_null() {
+                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!(),
+                };
+                found = resolve(&SLOT, NAME);
+                if found.is_null() {
+                    missing();
+                    return $absent;
+                }
+            }
+            // SAFETY: the symbol of this name has this type in every libc that we run with.
+            let function: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
+            // SAFETY: the caller's promise.
+            unsafe { function($($arg),*) }
+        }
+    )*};
+}
+
+originals! {
+    connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int, else -1;
+    accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int, else -1;
+    accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int, else -1;
+    listen(fd: c_int, backlog: c_int) -> c_int, else -1;
+    shutdown(fd: c_int, how: c_int) -> c_int, else -1;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int, else -1;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int, else -1;
+    close(fd: c_int) -> c_int, else -1;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, else -1;
+    dup(fd: c_int) -> c_int, else -1;
+    dup2(old: c_int, new: c_int) -> c_int, else -1;
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int, else -1;
+    fcntl(fd: c_int, command: c_int, argument: usize) -> c_int, else -1;
+    fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int, else -1;
+    ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int, else -1;
+    read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t, else -1;
+    readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t, else -1;
+    recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t, else -1;
+    recvfrom(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int, address: *mut sockaddr, length: *mut socklen_t) -> ssize_t, else -1;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, else -1;
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int, else -1;
+    write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t, else -1;
+    writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t, else -1;
+    send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t, else -1;
+    sendto(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int, address: *const sockaddr, length: socklen_t) -> ssize_t, else -1;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t, else -1;
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int, else -1;
+    preadv2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t, else -1;
+    pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t, else -1;
+    preadv64v2(fd: c_int, list: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, else -1;
+    pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t, else -1;
+    sendfile(out: c_int, input: c_int, offset: *mut off_t, count: size_t) -> ssize_t, else -1;
+    sendfile64(out: c_int, input: c_int, offset: *mut off64_t, count: size_t) -> ssize_t, else -1;
+    splice(input: c_int, offset_in: *mut off64_t, out: c_int, offset_out: *mut off64_t, count: size_t, flags: c_uint) -> ssize_t, else -1;
+    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, else -1;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int, else -1;
+    select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int, else -1;
+    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int, else -1;
+    epoll_create(size: c_int) -> c_int, else -1;
+    epoll_create1(flags: c_int) -> c_int, else -1;
+    epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int, else -1;
+    epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int, else -1;
+    epoll_pwait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int, else -1;
+    epoll_pwait2(set: c_int, events: *mut epoll_event, most: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int, else -1;
+    fork() -> pid_t, else -1;
+    fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE, else std::ptr::null_mut();
+    execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int, else -1;
+    execv(path: *const c_char, arguments: *const *const c_char) -> c_int, else -1;
+    execvp(path: *const c_char, arguments: *const *const c_char) -> c_int, else -1;
+    execvpe(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int, else -1;
+    fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int, else -1;
+    execveat(fd: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int, else -1;
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int, else libc::ENOSYS;
+    posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int, else libc::ENOSYS;
+    syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long, else -1;
+}
+
+/// Ends the process at once, as libc's `_exit` does.
+pub(crate) fn exit_now(status: c_int) -> ! {
+    loop {
+        // SAFETY: takes a number and does not return.
+        let _ = unsafe { syscalls::syscall!(syscalls::Sysno::exit_group, status) };
+    }
+}

@@ -1,0 +1,219 @@
+//! What this process's connections did, written to `THALLUS_STATS=DIR/<pid>.json` when it ends.
+//!
+//! A connection counts in the process that last did I/O on it, once, when that process closes it or ends.
+
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use serde_json::{Map, Value, json};
+use thallus_transport::arena::{Block, flag};
+use thallus_transport::process;
+use thallus_transport::reason::Reason;
+use thallus_transport::uninterrupted::Uninterrupted;
+
+use crate::{config, table};
+
+/// Sums over the connections that are gone.
+#[derive(Debug, Default)]
+struct Totals {
+    upgraded: u64,
+    reasons: Vec<(Reason, u64)>,
+    ring_sent: u64,
+    ring_received: u64,
+    tcp_sent: u64,
+    tcp_received: u64,
+    doorbells: u64,
+    sleeps: u64,
+    spin_hits: u64,
+}
+
+impl Totals {
+    const fn new() -> Self {
+        Self {
+            upgraded: 0,
+            reasons: Vec::new(),
+            ring_sent: 0,
+            ring_received: 0,
+            tcp_sent: 0,
+            tcp_received: 0,
+            doorbells: 0,
+            sleeps: 0,
+            spin_hits: 0,
+        }
+    }
+
+    fn add(&mut self, block: &Block) {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let switched = |word: &AtomicU32| word.load(Ordering::Relaxed) != 0;
+        if block.has(flag::READY) || switched(&block.recv_switched) || switched(&block.send_switched) {
+            self.upgraded += 1;
+        } else {
+            let reason = block.reason();
+            match self.reasons.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, count)) => *count += 1,
+                None => self.reasons.push((reason, 1)),
+            }
+        }
+        self.ring_sent += load(&block.ring_sent);
+        self.ring_received += load(&block.ring_received);
+        self.tcp_sent += load(&block.tcp_sent);
+        self.tcp_received += load(&block.tcp_received);
+        self.doorbells += load(&block.doorbells);
+        self.sleeps += load(&block.sleeps);
+        self.spin_hits += load(&block.spin_hits);
+    }
+
+    fn to_json(&self) -> Value {
+        let mut upgraded = Map::new();
+        if self.upgraded > 0 {
+            upgraded.insert("shm".into(), self.upgraded.into());
+        }
+        let reasons: Map<_, _> =
+            self.reasons.iter().map(|(reason, count)| (reason.name().into(), (*count).into())).collect();
+        json!({
+            "pid": process::id(),
+            "command": command(),
+            "upgraded": upgraded,
+            "not_upgraded": reasons,
+            "ring_bytes_sent": self.ring_sent,
+            "ring_bytes_received": self.ring_received,
+            "tcp_bytes_sent": self.tcp_sent,
+            "tcp_bytes_received": self.tcp_received,
+            "doorbells_sent": self.doorbells,
+            "sleeps": self.sleeps,
+            "spin_hits": self.spin_hits,
+        })
+    }
+}
+
+static GONE: Mutex<Totals> = Mutex::new(Totals::new());
+
+fn directory() -> Option<&'static OsString> {
+    static DIRECTORY: OnceLock<Option<OsString>> = OnceLock::new();
+    DIRECTORY
+        .get_or_init(|| {
+            std::env::var_os("THALLUS_STATS").filter(|path| !path.is_empty() && !config::is_off())
+        })
+        .as_ref()
+}
+
+/// Keeps the sums as they are over a fork, so that the child does not find them locked.
+#[derive(Debug)]
+pub(crate) struct Quiet {
+    _totals: MutexGuard<'static, Totals>,
+}
+
+/// Locks the sums for a fork.
+pub(crate) fn quiesce() -> Option<Quiet> {
+    Some(Quiet { _totals: GONE.lock().ok()? })
+}
+
+/// This process has closed a connection that counts here. The caller lets no signal handler in between.
+pub(crate) fn closed(block: &Block) {
+    let ours = !block.has(flag::USED) || block.owner_pid.load(Ordering::Relaxed) == process::id();
+    if directory().is_some()
+        && ours
+        && let Ok(mut totals) = GONE.lock()
+    {
+        totals.add(block);
+    }
+}
+
+/// In a forked child: what happened before was the parent's.
+pub(crate) fn forked() {
+    if let Ok(mut totals) = GONE.try_lock() {
+        *totals = Totals::new();
+    }
+}
+
+/// Whether anything has been counted, or is open.
+pub(crate) fn has_connections() -> bool {
+    let _uninterrupted = Uninterrupted::begin();
+    let gone =
+        table::patiently(&GONE).is_some_and(|totals| totals.upgraded > 0 || !totals.reasons.is_empty());
+    let mut open = false;
+    table::for_each(|_, _, used| open |= used);
+    gone || open
+}
+
+/// Writes the file, if one is wanted. A second program in the same process (after exec) writes a second file.
+pub(crate) fn write() {
+    let Some(directory) = directory() else { return };
+    let _uninterrupted = Uninterrupted::begin();
+    let Some(mut totals) = table::patiently(&GONE) else { return };
+    table::for_each(|_, connection, used| {
+        let block = connection.block;
+        let ours = block.owner_pid.load(Ordering::Relaxed) == process::id();
+        let nobodys = !block.has(flag::USED) && block.held_only_by(process::id());
+        if (used && ours) || nobodys {
+            totals.add(block);
+        }
+    });
+    let text = totals.to_json().to_string();
+    *totals = Totals::new();
+    for attempt in 0..100 {
+        let mut path = std::path::PathBuf::from(directory);
+        path.push(match attempt {
+            0 => format!("{}.json", process::id()),
+            n => format!("{}.{n}.json", process::id()),
+        });
+        let mut result = write_new(&path, text.as_bytes());
+        if result == Err(rustix::io::Errno::MFILE) {
+            result = beyond_the_limit(|| write_new(&path, text.as_bytes()));
+        }
+        if result != Err(rustix::io::Errno::EXIST) {
+            return;
+        }
+    }
+}
+
+/// Runs `work` with as many descriptors as the hard limit allows: a process that has used up its own still has
+/// something to tell.
+fn beyond_the_limit<T>(work: impl FnOnce() -> T) -> T {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Nofile);
+    let mut most = before;
+    most.current = before.maximum;
+    let raised = setrlimit(Resource::Nofile, most).is_ok();
+    let result = work();
+    if raised {
+        let _ = setrlimit(Resource::Nofile, before);
+    }
+    result
+}
+
+fn write_new(path: &std::path::Path, mut text: &[u8]) -> Result<(), rustix::io::Errno> {
+    use rustix::fs::{Mode, OFlags, open};
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = open(path, flags, Mode::from_raw_mode(0o644))?;
+    while !text.is_empty() {
+        let count = rustix::io::retry_on_intr(|| rustix::io::write(&file, text))?;
+        text = &text[count..];
+    }
+    Ok(())
+}
+
+/// The process's command line, its arguments joined by spaces.
+fn command() -> String {
+    let bytes = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    text.trim_end_matches('\0').replace('\0', " ")
+}
+
+extern "C" fn at_exit() {
+    crate::ops::process::exiting();
+}
+
+extern "C" fn at_load() {
+    crate::abi::silence_panics();
+    if directory().is_some() {
+        // SAFETY: the handler lives as long as this library, which is never unloaded.
+        unsafe { libc::atexit(at_exit) };
+    }
+}
+
+/// Runs when the library is loaded; does next to nothing unless statistics are wanted.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;

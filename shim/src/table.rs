@@ -1,0 +1,613 @@
+//! Which file descriptors are ours: one array load tells that one is not.
+//!
+//! An entry is a tagged pointer to a [`Slot`] (a TCP connection), a [`Listener`] or an epoll set. Slots are
+//! recycled, never freed, so that a thread that loaded a pointer which another thread then closed finds a
+//! slot all the same: it counts itself in, looks at the entry again, and goes away if it has changed.
+
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use thallus_transport::arena::{Block, Chunk, Role, flag};
+use thallus_transport::connection::Connection;
+use thallus_transport::uninterrupted::Uninterrupted;
+use thallus_transport::{process, rendezvous, tcp};
+
+use crate::ops::epoll::Set;
+use crate::{config, errno, log, ops, stats};
+
+/// Descriptors from here on are never ours; Linux allows so many by default (`fs.nr_open`).
+const LIMIT: usize = 1 << 20;
+
+static TABLE: [AtomicUsize; LIMIT] = [const { AtomicUsize::new(0) }; LIMIT];
+/// One more than the highest descriptor that ever had an entry.
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+
+const TAG: usize = 3;
+const LISTENER: usize = 1;
+const EPOLL: usize = 2;
+
+/// A place for one connection of this process, used again and again.
+pub(crate) struct Slot {
+    /// Threads inside a call on the connection.
+    users: AtomicU32,
+    /// Descriptors of this process for it.
+    fds: AtomicU32,
+    alive: AtomicBool,
+    /// Whether this process did I/O on it: if not, it is not in its statistics.
+    used: AtomicBool,
+    /// Nobody else has the connection: its block is free once the last call has left.
+    last: AtomicBool,
+    connection: UnsafeCell<MaybeUninit<Connection>>,
+}
+
+// SAFETY: the connection is written only while `alive` is false and one thread has taken the slot from
+// the free list, and dropped only by the thread that turned `alive` off; in between it is shared, and Sync.
+unsafe impl Sync for Slot {}
+// SAFETY: as above; a Connection may be dropped by any thread.
+unsafe impl Send for Slot {}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").field("users", &self.users).field("fds", &self.fds).finish_non_exhaustive()
+    }
+}
+
+/// A listening socket, or one that turned out not to be TCP.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    /// The port, if it is TCP.
+    port: Option<u16>,
+    hint: Mutex<Option<OwnedFd>>,
+    fds: AtomicU32,
+}
+
+/// A call on a connection: keeps it alive, and counts.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) slot: &'static Slot,
+}
+
+impl Call {
+    /// The connection.
+    pub(crate) fn connection(&self) -> &'static Connection {
+        // SAFETY: `users` is above zero and the slot was in the table after that, so it stays alive.
+        unsafe { self.slot.connection() }
+    }
+
+    /// Whether bytes may have left TCP. Tries to get there if they have not.
+    pub(crate) fn is_active(&self, fd: i32) -> bool {
+        let connection = self.connection();
+        if connection.is_active() {
+            return true;
+        }
+        if !self.slot.used.load(Ordering::Relaxed) {
+            self.slot.used.store(true, Ordering::Relaxed);
+            connection.block.raise(flag::USED);
+            connection.block.owner_pid.store(process::id(), Ordering::Relaxed);
+            connection.block.owner_fd.store(fd.cast_unsigned(), Ordering::Relaxed);
+        }
+        if connection.block.state() == thallus_transport::arena::State::Pinned {
+            return false;
+        }
+        errno::keep(|| {
+            connection.approach(fd, || self.slot.users.load(Ordering::SeqCst) == 1);
+            if connection.is_active() {
+                log::info!("fd {fd}: shared memory");
+                ops::epoll::became_active(self.slot);
+            }
+        });
+        connection.is_active()
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.slot.leave();
+    }
+}
+
+impl Slot {
+    /// Counts the caller in; it knows that the slot is alive.
+    pub(crate) fn join(&'static self) -> Call {
+        self.users.fetch_add(1, Ordering::SeqCst);
+        Call { slot: self }
+    }
+
+    /// # Safety
+    /// The slot is alive and stays so: the caller is counted in `users` or `fds`.
+    pub(crate) unsafe fn connection(&self) -> &'static Connection {
+        // SAFETY: alive, so initialized, and shared references only.
+        let connection = unsafe { &*self.connection.get() };
+        // SAFETY: slots are never freed; the caller keeps this one alive as long as it uses the reference.
+        unsafe { &*connection.as_ptr() }
+    }
+
+    /// Counts the caller in, which must [`Self::leave`]. `None` if nothing is open here.
+    fn count_in(&self) -> Option<&'static Connection> {
+        self.users.fetch_add(1, Ordering::SeqCst);
+        let open = self.alive.load(Ordering::SeqCst) && self.fds.load(Ordering::SeqCst) > 0;
+        // SAFETY: alive after this thread had counted itself in.
+        open.then(|| unsafe { self.connection() })
+    }
+
+    fn leave(&'static self) {
+        if self.users.fetch_sub(1, Ordering::SeqCst) == 1 && self.fds.load(Ordering::SeqCst) == 0 {
+            self.retire();
+        }
+    }
+
+    /// Ends the connection in this process once nobody uses it any more.
+    #[cold]
+    fn retire(&'static self) {
+        let _uninterrupted = Uninterrupted::begin();
+        if !self.alive.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: `alive` was true until this very call, and no one else gets past it.
+        let connection = unsafe { &*self.connection.get() };
+        // SAFETY: initialized while `alive`, and read out only here.
+        let connection = unsafe { connection.assume_init_read() };
+        let block = connection.block;
+        drop(connection);
+        if self.last.load(Ordering::SeqCst) {
+            free(block);
+        }
+        if let Ok(mut free) = FREE.lock() {
+            free.push(self);
+        }
+    }
+}
+
+static SLOTS: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
+static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
+static CHUNKS: Mutex<Vec<&'static Chunk>> = Mutex::new(Vec::new());
+
+/// What an entry is.
+#[derive(Debug)]
+enum Entry {
+    Connection(&'static Slot),
+    Listener(&'static Listener),
+    Epoll(&'static Set),
+}
+
+fn cell(fd: i32) -> Option<&'static AtomicUsize> {
+    usize::try_from(fd).ok().and_then(|index| TABLE.get(index))
+}
+
+fn decode(word: usize) -> Option<Entry> {
+    if word == 0 {
+        return None;
+    }
+    let address = word & !TAG;
+    Some(match word & TAG {
+        // SAFETY: entries are only ever made by `put` from leaked references of the tagged type.
+        LISTENER => Entry::Listener(unsafe { &*std::ptr::with_exposed_provenance(address) }),
+        // SAFETY: as above.
+        EPOLL => Entry::Epoll(unsafe { &*std::ptr::with_exposed_provenance(address) }),
+        // SAFETY: as above.
+        _ => Entry::Connection(unsafe { &*std::ptr::with_exposed_provenance(address) }),
+    })
+}
+
+/// Counts the caller in on the connection behind `fd`; `None` if it is not one.
+pub(crate) fn enter(fd: i32) -> Option<Call> {
+    let cell = cell(fd)?;
+    loop {
+        let word = cell.load(Ordering::Acquire);
+        if word == 0 || word & TAG != 0 {
+            return None;
+        }
+        let Some(Entry::Connection(slot)) = decode(word) else { return None };
+        slot.users.fetch_add(1, Ordering::SeqCst);
+        if cell.load(Ordering::SeqCst) == word {
+            return Some(Call { slot });
+        }
+        slot.leave();
+    }
+}
+
+/// Whether `fd` is a TCP connection of ours.
+pub(crate) fn is_connection(fd: i32) -> bool {
+    cell(fd).is_some_and(|cell| {
+        let word = cell.load(Ordering::Relaxed);
+        word != 0 && word & TAG == 0
+    })
+}
+
+/// The epoll set behind `fd`, if connections of ours were ever added to it.
+pub(crate) fn epoll_set(fd: i32) -> Option<&'static Set> {
+    match decode(cell(fd)?.load(Ordering::Acquire)) {
+        Some(Entry::Epoll(set)) => Some(set),
+        _ => None,
+    }
+}
+
+/// Makes `fd` an epoll set that we look after.
+pub(crate) fn add_epoll_set(fd: i32) -> Option<&'static Set> {
+    let set = Set::create(fd);
+    let word = std::ptr::from_ref(set).expose_provenance() | EPOLL;
+    put(fd, word).then_some(set)
+}
+
+fn put(fd: i32, word: usize) -> bool {
+    let Some(cell) = cell(fd) else { return false };
+    HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
+    let stale = cell.swap(word, Ordering::SeqCst);
+    // The program closed the last owner of this number in a way that no hook saw.
+    forget(stale, fd, false);
+    true
+}
+
+/// Whether this is a child of vfork(2), which shares this memory with its waiting parent.
+pub(crate) fn is_borrowed() -> bool {
+    ops::process::in_vfork_child()
+}
+
+/// The program is about to close `fd`, or has replaced it.
+pub(crate) fn remove(fd: i32) {
+    let Some(cell) = cell(fd) else { return };
+    if cell.load(Ordering::Relaxed) == 0 || is_borrowed() {
+        return;
+    }
+    let word = cell.swap(0, Ordering::SeqCst);
+    errno::keep(|| forget(word, fd, true));
+}
+
+/// Drops an entry's reference. `open`: the descriptor still is the socket, so its end can be announced.
+fn forget(word: usize, fd: i32, open: bool) {
+    if word == 0 {
+        return;
+    }
+    let _uninterrupted = Uninterrupted::begin();
+    match decode(word) {
+        None => {}
+        Some(Entry::Connection(slot)) => {
+            if slot.fds.fetch_sub(1, Ordering::SeqCst) != 1 {
+                let other = descriptors()
+                    .find(|&other| cell(other).is_some_and(|cell| cell.load(Ordering::Relaxed) == word));
+                if let Some(other) = other {
+                    ops::epoll::renamed(slot, fd, other);
+                }
+                return;
+            }
+            slot.users.fetch_add(1, Ordering::SeqCst);
+            // SAFETY: counted in, and `fds` was above zero until just now.
+            let connection = unsafe { slot.connection() };
+            if !ops::epoll::closed(slot) {
+                // Some set still knows the slot: counted in for ever, it is never used again.
+                slot.users.fetch_add(1, Ordering::SeqCst);
+            }
+            let last = connection.block.release(process::id());
+            // One that nobody used counts where it ends.
+            if slot.used.load(Ordering::Relaxed) || (last && !connection.block.has(flag::USED)) {
+                stats::closed(connection.block);
+            }
+            if last {
+                if open && connection.is_active() {
+                    connection.finish(fd, lingers_not(fd));
+                }
+                slot.last.store(true, Ordering::SeqCst);
+            }
+            connection.close();
+            slot.leave();
+        }
+        Some(Entry::Listener(listener)) => {
+            if listener.fds.fetch_sub(1, Ordering::SeqCst) == 1
+                && let Ok(mut hint) = listener.hint.lock()
+            {
+                *hint = None;
+            }
+        }
+        Some(Entry::Epoll(set)) => set.descriptor_closed(),
+    }
+}
+
+/// Whether `SO_LINGER` with zero time asks for a reset instead of an orderly end.
+fn lingers_not(fd: i32) -> bool {
+    // SAFETY: the caller has not closed the descriptor yet.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    rustix::net::sockopt::socket_linger(fd).is_ok_and(|linger| linger == Some(std::time::Duration::ZERO))
+}
+
+/// A descriptor that is about to be made, counted already.
+#[derive(Debug)]
+pub(crate) struct Held {
+    word: usize,
+}
+
+impl Held {
+    /// The kernel has made it, as `new`, or has failed with −1.
+    pub(crate) fn settle(self, new: i32) {
+        errno::keep(|| {
+            if new < 0 || !put(new, self.word) {
+                forget(self.word, new, false);
+            }
+        });
+    }
+}
+
+/// Counts one more descriptor for what `old` is. `None` if that is nothing of ours, or has just been closed.
+pub(crate) fn hold(old: i32) -> Option<Held> {
+    if is_borrowed() {
+        return None;
+    }
+    let word = cell(old)?.load(Ordering::Acquire);
+    match decode(word)? {
+        Entry::Connection(_) => {
+            let call = enter(old)?;
+            let more = |fds: u32| (fds > 0).then_some(fds + 1);
+            call.slot.fds.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
+            return Some(Held { word: std::ptr::from_ref(call.slot).expose_provenance() });
+        }
+        Entry::Listener(listener) => {
+            listener.fds.fetch_add(1, Ordering::SeqCst);
+        }
+        Entry::Epoll(set) => set.descriptor_added(),
+    }
+    Some(Held { word })
+}
+
+/// Every descriptor that has an entry now.
+pub(crate) fn descriptors() -> impl Iterator<Item = i32> {
+    (0..HIGHEST.load(Ordering::SeqCst))
+        .filter(|&fd| TABLE[fd].load(Ordering::Relaxed) != 0)
+        .map(|fd| fd as i32)
+}
+
+/// A connection was made on `fd`, by connect or accept.
+pub(crate) fn track(fd: i32, role: Role, server_port: u16, nonblocking: bool) {
+    errno::keep(|| {
+        let _uninterrupted = Uninterrupted::begin();
+        let Some(block) = allocate(role, fd) else { return };
+        let connection = Connection::new(block, server_port, nonblocking);
+        if ops::process::has_io_uring() {
+            connection.pin(thallus_transport::reason::Reason::IoUring);
+        }
+        let slot = take_slot();
+        // SAFETY: the slot came from the free list (or is new), so nobody reads its connection.
+        unsafe { (*slot.connection.get()).write(connection) };
+        slot.used.store(false, Ordering::Relaxed);
+        slot.last.store(false, Ordering::Relaxed);
+        slot.fds.store(1, Ordering::Relaxed);
+        slot.alive.store(true, Ordering::Release);
+        ops::process::watch_forks();
+        if !put(fd, std::ptr::from_ref(slot).expose_provenance()) {
+            slot.users.fetch_add(1, Ordering::SeqCst);
+            slot.fds.store(0, Ordering::SeqCst);
+            slot.last.store(block.release(process::id()), Ordering::SeqCst);
+            slot.leave();
+        }
+    });
+}
+
+fn take_slot() -> &'static Slot {
+    if let Some(slot) = FREE.lock().ok().and_then(|mut free| free.pop()) {
+        return slot;
+    }
+    let slot: &'static Slot = Box::leak(Box::new(Slot {
+        users: AtomicU32::new(0),
+        fds: AtomicU32::new(0),
+        alive: AtomicBool::new(false),
+        used: AtomicBool::new(false),
+        last: AtomicBool::new(false),
+        connection: UnsafeCell::new(MaybeUninit::uninit()),
+    }));
+    if let Ok(mut slots) = SLOTS.lock() {
+        slots.push(slot);
+    }
+    slot
+}
+
+fn allocate(role: Role, fd: i32) -> Option<&'static Block> {
+    let mut chunks = CHUNKS.lock().ok()?;
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+    let from = |chunk: &'static Chunk| chunk.allocate(role, process::id(), fd as u32, now_ns);
+    if let Some(block) = chunks.iter().find_map(|chunk| from(chunk)) {
+        return Some(block);
+    }
+    if chunks.iter().map(|chunk| chunk.sweep()).sum::<usize>() > 0 {
+        return chunks.iter().find_map(|chunk| from(chunk));
+    }
+    let chunk = Chunk::create().ok()?.map_fd(place).ok()?;
+    let chunk: &'static Chunk = Box::leak(Box::new(chunk));
+    chunks.push(chunk);
+    from(chunk)
+}
+
+fn free(block: &'static Block) {
+    if let Ok(chunks) = CHUNKS.lock() {
+        let _ = chunks.iter().any(|chunk| chunk.free(block));
+    }
+}
+
+/// Calls `visit` for each connection that this process has, and whether it did I/O on it.
+pub(crate) fn for_each(mut visit: impl FnMut(&'static Slot, &'static Connection, bool)) {
+    let _uninterrupted = Uninterrupted::begin();
+    let Some(slots) = patiently(&SLOTS) else { return };
+    for slot in slots.iter() {
+        if let Some(connection) = slot.count_in() {
+            visit(slot, connection, slot.used.load(Ordering::Relaxed));
+        }
+        slot.leave();
+    }
+}
+
+/// Waits for a lock that others hold for moments only, but not for ever: at the end of a process its holder may be
+/// a thread that does not run any more.
+pub(crate) fn patiently<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    const YIELDS: u32 = 10_000;
+    for _ in 0..YIELDS {
+        match lock.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::WouldBlock) => rustix::thread::sched_yield(),
+            Err(TryLockError::Poisoned(_)) => return None,
+        }
+    }
+    None
+}
+
+/// What a fork must not find locked by a thread that the child does not have.
+#[derive(Debug)]
+pub(crate) struct Quiet {
+    // Unlocked in this order; signals come last.
+    /// The epoll sets' locks.
+    pub(crate) epoll: Option<ops::epoll::Quiet>,
+    slots: MutexGuard<'static, Vec<&'static Slot>>,
+    _free: MutexGuard<'static, Vec<&'static Slot>>,
+    _chunks: MutexGuard<'static, Vec<&'static Chunk>>,
+    _totals: stats::Quiet,
+    visited: Visited,
+    _uninterrupted: Uninterrupted,
+}
+
+/// Slots that [`Quiet::for_each`] has counted itself in on. Leaving may need the very locks, so it comes after them.
+#[derive(Debug, Default)]
+struct Visited(Vec<&'static Slot>);
+
+impl Drop for Visited {
+    fn drop(&mut self) {
+        for slot in self.0.drain(..) {
+            slot.leave();
+        }
+    }
+}
+
+impl Quiet {
+    /// Calls `visit` for each connection that this process has.
+    pub(crate) fn for_each(&mut self, mut visit: impl FnMut(&'static Slot, &'static Connection)) {
+        for slot in self.slots.iter() {
+            self.visited.0.push(slot);
+            if let Some(connection) = slot.count_in() {
+                visit(slot, connection);
+            }
+        }
+    }
+
+    /// In a forked child: the other threads are gone, and so are their calls.
+    pub(crate) fn only_one_thread_left(&mut self) {
+        self.visited.0.clear();
+        for slot in self.slots.iter() {
+            slot.users.store(0, Ordering::SeqCst);
+            slot.used.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Locks the table's lists for a fork.
+pub(crate) fn quiesce() -> Option<Quiet> {
+    let uninterrupted = Uninterrupted::begin();
+    let epoll = ops::epoll::quiesce();
+    // Before the slots, as `stats::write` does.
+    let totals = stats::quiesce()?;
+    Some(Quiet {
+        epoll,
+        slots: SLOTS.lock().ok()?,
+        _free: FREE.lock().ok()?,
+        _chunks: CHUNKS.lock().ok()?,
+        _totals: totals,
+        visited: Visited::default(),
+        _uninterrupted: uninterrupted,
+    })
+}
+
+/// `fd` listens now. Announces its port, so that clients on this host look for us.
+pub(crate) fn listening(fd: i32) {
+    if config::enabled() {
+        errno::keep(|| listener(fd));
+    }
+}
+
+/// The listener behind `fd`, made if the program got the socket from elsewhere. `None` if it is not TCP.
+pub(crate) fn listener_port(fd: i32) -> Option<u16> {
+    match decode(cell(fd)?.load(Ordering::Acquire)) {
+        Some(Entry::Listener(listener)) => listener.port,
+        _ => errno::keep(|| listener(fd)),
+    }
+}
+
+fn listener(fd: i32) -> Option<u16> {
+    // SAFETY: the program's call on this descriptor has just succeeded.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let port = tcp::is_tcp(borrowed)
+        .then(|| rustix::net::getsockname(borrowed).ok())
+        .flatten()
+        .and_then(|address| std::net::SocketAddr::try_from(address).ok().map(|address| address.port()));
+    let settings = thallus_transport::settings::settings();
+    let hint = port
+        .filter(|&port| settings.shm && settings.selects(port))
+        .and_then(|port| rendezvous::announce(port, place).ok().flatten());
+    let listener = Box::leak(Box::new(Listener { port, hint: Mutex::new(hint), fds: AtomicU32::new(1) }));
+    put(fd, std::ptr::from_ref(listener).expose_provenance() | LISTENER);
+    port
+}
+
+/// Moves an internal descriptor out of the program's way: above those that it will use, close-on-exec.
+pub(crate) fn place(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(4096);
+    let lowest = (limit - limit / 4).min(8192) as i32;
+    let high = rustix::io::fcntl_dupfd_cloexec(&fd, lowest)?;
+    if let Some((word, bit)) = internal_bit(high.as_raw_fd()) {
+        word.fetch_or(bit, Ordering::Relaxed);
+    }
+    LOWEST_INTERNAL.fetch_min(high.as_raw_fd(), Ordering::Relaxed);
+    Ok(high)
+}
+
+static LOWEST_INTERNAL: AtomicI32 = AtomicI32::new(i32::MAX);
+
+/// One bit a descriptor that was once [`place`]d: nothing tells when it is closed.
+static INTERNAL: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
+
+fn internal_bit(fd: i32) -> Option<(&'static AtomicU64, u64)> {
+    let fd = usize::try_from(fd).ok()?;
+    Some((INTERNAL.get(fd / 64)?, 1 << (fd % 64)))
+}
+
+/// Whether `fd` is one of this library's own, which a loop that closes everything must not close.
+pub(crate) fn is_internal(fd: i32) -> bool {
+    if fd < LOWEST_INTERNAL.load(Ordering::Relaxed) {
+        return false;
+    }
+    let known = internal_bit(fd);
+    if let Some((word, bit)) = known
+        && word.load(Ordering::Relaxed) & bit == 0
+    {
+        return false;
+    }
+    let internal = internal_fds().contains(&fd);
+    if let (Some((word, bit)), false) = (known, internal) {
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+    internal
+}
+
+/// All internal descriptors, ascending.
+pub(crate) fn internal_fds() -> Vec<i32> {
+    let _uninterrupted = Uninterrupted::begin();
+    let mut all = Vec::new();
+    if let Ok(chunks) = CHUNKS.lock() {
+        all.extend(chunks.iter().map(|chunk| rustix::fd::AsFd::as_fd(*chunk).as_raw_fd()));
+    }
+    all.extend(log::internal_fd());
+    for_each(|_, connection, _| all.extend(connection.internal_fds().into_iter().flatten()));
+    for fd in descriptors() {
+        if let Some(Entry::Listener(listener)) =
+            cell(fd).and_then(|cell| decode(cell.load(Ordering::Acquire)))
+            && let Ok(hint) = listener.hint.lock()
+        {
+            all.extend(hint.as_ref().map(AsRawFd::as_raw_fd));
+        }
+    }
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+const _: () = assert!(align_of::<Slot>() > TAG && align_of::<Listener>() > TAG && align_of::<Set>() > TAG);

@@ -1,0 +1,451 @@
+//! How connections begin, and which of them are left on TCP.
+
+use libc::{EPOLLIN, POLLOUT, SOCK_CLOEXEC, SOCK_NONBLOCK};
+
+use super::peers::{echo, request_echoes, send_all};
+use super::{Behaviour, Tally};
+use crate::calls::{self, Errno, Fd, Leave, fork, quietly};
+use crate::say;
+use crate::side::{ARRIVAL, Side, await_readable, listening_port, receive_exactly};
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::whole("nonblocking_connect", echoes_one, connects_nonblocking, Tally::Upgraded(1)),
+    Behaviour::whole("nonblocking_connect_by_epoll", echoes_one, connects_by_epoll, Tally::Upgraded(1)),
+    Behaviour::whole("connect_twice", echoes_one, connects_twice, Tally::Upgraded(1)),
+    Behaviour::whole("connect_refused", nobody_listens, is_refused, Tally::Upgraded(0)),
+    Behaviour::whole("connect_refused_then_accepted", listens_late, is_refused_first, Tally::Upgraded(1)),
+    Behaviour::whole("accept4_flags", accepts_with_flags, asks, Tally::Upgraded(1)),
+    Behaviour::whole("accept_without_anyone", accepts_nobody, asks, Tally::Upgraded(1)),
+    Behaviour::whole("a_port_of_its_own", echoes_one, binds_first, Tally::Upgraded(1)),
+    Behaviour::whole("the_same_addresses_again", echoes_three, connects_from_one_port, Tally::Upgraded(3)),
+    Behaviour::whole("bytes_before_accept", accepts_late, writes_at_once, Tally::Upgraded(1)),
+    Behaviour::whole("gone_before_accept", accepts_the_dead, writes_and_closes, Tally::Stayed(1)),
+    Behaviour::whole("server_speaks_first", speaks_first, listens_first, Tally::Upgraded(1)),
+    Behaviour::whole("one_request_for_each_connection", answers_one_each, asks_one_each, Tally::Total(200)),
+    Behaviour::whole("many_at_once", echoes_sixty, asks_on_sixty, Tally::Upgraded(60)),
+    Behaviour::whole("never_used", accepts_and_waits, connects_and_waits, Tally::Stayed(1)),
+    Behaviour::whole("undone_and_made_again", echoes_two, disconnects, Tally::Upgraded(2))
+        .tally(Tally::Upgraded(2), Tally::Total(2)),
+    Behaviour::whole("with_itself", nothing, connects_to_itself, Tally::Upgraded(0))
+        .tally(Tally::Upgraded(0), Tally::Stayed(1)),
+    Behaviour::whole("both_ends_in_one_process", nothing, both_ends, Tally::Upgraded(0))
+        .tally(Tally::Upgraded(0), Tally::Total(2)),
+    Behaviour::whole(
+        "over_the_hosts_own_address",
+        echoes_on_any,
+        connects_to_own_address,
+        Tally::Upgraded(1),
+    ),
+    Behaviour::whole("client_of_another_user", echoes_one, asks_as_nobody, Tally::Upgraded(1)).needs_root(),
+    Behaviour::whole("server_of_another_user", echoes_as_nobody, asks, Tally::Upgraded(1)).needs_root(),
+    Behaviour::whole("two_other_users", echoes_as_nobody, asks_as_daemon, Tally::Upgraded(1)).needs_root(),
+    Behaviour::whole("backend_of_another_user", backend_as_nobody, asks, Tally::Stayed(1)).needs_root(),
+    Behaviour::whole("port_not_listed", echoes_one, asks, Tally::Mixed(0, &[("not-selected", 1)]))
+        .environment(&[("THALLUS_PORTS", "1,2-3")]),
+    Behaviour::whole("port_listed", echoes_one, asks, Tally::Upgraded(1))
+        .environment(&[("THALLUS_PORTS", "1,1024-65535")]),
+    Behaviour::whole("without_a_fabric", echoes_one, asks, Tally::Mixed(0, &[("disabled", 1)]))
+        .environment(&[("THALLUS_FABRIC", "off")]),
+    Behaviour::whole("by_shared_memory_only", echoes_one, asks, Tally::Upgraded(1))
+        .environment(&[("THALLUS_FABRIC", "shm")]),
+    Behaviour::whole("switched_off", echoes_one, asks, Tally::Unknown).environment(&[("THALLUS", "off")]),
+    Behaviour::whole("wrong_settings", echoes_one, asks, Tally::Upgraded(1)).environment(&[
+        ("THALLUS_PORTS", "http"),
+        ("THALLUS_FABRIC", "carrier-pigeon"),
+        ("THALLUS_SPIN_US", "-1"),
+        ("THALLUS_RING", "huge"),
+    ]),
+    Behaviour::whole("a_small_ring", echoes_one, asks_much, Tally::Upgraded(1))
+        .environment(&[("THALLUS_RING", "64K")]),
+];
+
+const NOBODY: u32 = 65534;
+const DAEMON: u32 = 1;
+
+fn nothing(_side: &Side) {}
+
+fn echoes(side: &Side, count: usize) {
+    let listener = side.listen();
+    for _ in 0..count {
+        let fd = side.accept(listener);
+        say!("echoed {}", echo(fd));
+        calls::close(fd).expect("close");
+    }
+}
+
+fn echoes_one(side: &Side) {
+    echoes(side, 1);
+}
+
+fn echoes_two(side: &Side) {
+    echoes(side, 2);
+}
+
+fn echoes_three(side: &Side) {
+    echoes(side, 3);
+}
+
+fn asks(side: &Side) {
+    let fd = side.connect();
+    request_echoes(fd, 30, 500);
+    say!("30 echoes");
+}
+
+fn asks_much(side: &Side) {
+    let fd = side.connect();
+    request_echoes(fd, 300, 60_000);
+    say!("300 echoes");
+}
+
+fn connects_nonblocking(side: &Side) {
+    let destination = side.destination();
+    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK | SOCK_CLOEXEC).expect("socket");
+    assert_eq!(calls::connect(fd, destination), Err(Errno::EINPROGRESS));
+    assert_eq!(quietly(|| calls::poll(&[(fd, POLLOUT)], ARRIVAL)), Ok(vec![POLLOUT]));
+    assert_eq!(calls::pending_error(fd), Ok(Errno(0)));
+    let _ = calls::status(fd);
+    let _ = calls::closes_on_exec(fd);
+    for round in 0..30u64 {
+        assert_eq!(calls::send(fd, &round.to_be_bytes(), libc::MSG_NOSIGNAL), Ok(8));
+        assert_eq!(calls::poll(&[(fd, libc::POLLIN)], -1), Ok(vec![libc::POLLIN]));
+        assert_eq!(calls::recv(fd, 100, 0), Ok(round.to_be_bytes().to_vec()));
+    }
+}
+
+fn connects_by_epoll(side: &Side) {
+    let destination = side.destination();
+    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    assert_eq!(calls::connect(fd, destination), Err(Errno::EINPROGRESS));
+    calls::epoll_add(epfd, fd, libc::EPOLLOUT, 1).expect("EPOLL_CTL_ADD");
+    assert_eq!(quietly(|| calls::epoll_wait(epfd, 4, -1)).map(|ready| ready.len()), Ok(1));
+    assert_eq!(calls::pending_error(fd), Ok(Errno(0)));
+    calls::epoll_modify(epfd, fd, EPOLLIN, 1).expect("EPOLL_CTL_MOD");
+    for round in 0..30u64 {
+        assert_eq!(calls::send(fd, &round.to_be_bytes(), 0), Ok(8));
+        assert_eq!(calls::epoll_wait(epfd, 4, -1).map(|ready| ready.len()), Ok(1));
+        assert_eq!(calls::recv(fd, 100, 0), Ok(round.to_be_bytes().to_vec()));
+    }
+}
+
+/// As hiredis does to learn how its connect went.
+fn connects_twice(side: &Side) {
+    let destination = side.destination();
+    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    assert_eq!(calls::connect(fd, destination), Err(Errno::EINPROGRESS));
+    assert_eq!(quietly(|| calls::poll(&[(fd, POLLOUT)], ARRIVAL)), Ok(vec![POLLOUT]));
+    let _ = calls::connect(fd, destination);
+    assert_eq!(calls::connect(fd, destination), Err(Errno::EISCONN));
+    calls::set_nonblocking(fd, false).expect("FIONBIO");
+    request_echoes(fd, 30, 500);
+    assert_eq!(calls::connect(fd, destination), Err(Errno::EISCONN));
+}
+
+/// Tells a port that nobody listens on.
+fn nobody_listens(side: &Side) {
+    let listener = side.listen_quietly();
+    let port = listening_port(listener);
+    quietly(|| calls::close(listener)).expect("close");
+    side.tell(u64::from(port));
+    side.sync("done");
+}
+
+fn is_refused(side: &Side) {
+    let destination = side.destination();
+    let fd = calls::tcp_socket(side.family, 0).expect("socket");
+    assert_eq!(calls::connect(fd, destination), Err(Errno::ECONNREFUSED));
+    assert!(calls::send(fd, b"x", libc::MSG_NOSIGNAL).is_err());
+    let _ = calls::recv(fd, 1, 0);
+    let _ = calls::poll(&[(fd, libc::POLLIN | POLLOUT)], 0);
+    calls::close(fd).expect("close");
+    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    let _ = quietly(|| calls::connect(fd, destination));
+    let _ = quietly(|| calls::poll(&[(fd, POLLOUT)], ARRIVAL));
+    let _ = calls::pending_error(fd);
+    side.sync("done");
+}
+
+fn listens_late(side: &Side) {
+    let listener = quietly(|| calls::tcp_socket(side.family, 0)).expect("socket");
+    quietly(|| calls::bind(listener, side.family.loopback(0))).expect("bind");
+    side.tell(u64::from(listening_port(listener)));
+    side.sync("refused");
+    quietly(|| calls::listen(listener, 5)).expect("listen");
+    side.sync("listening");
+    let fd = side.accept(listener);
+    say!("echoed {}", echo(fd));
+}
+
+fn is_refused_first(side: &Side) {
+    let destination = side.destination();
+    let fd = calls::tcp_socket(side.family, 0).expect("socket");
+    assert_eq!(calls::connect(fd, destination), Err(Errno::ECONNREFUSED));
+    side.sync("refused");
+    side.sync("listening");
+    // Linux lets the same socket try again.
+    assert_eq!(calls::connect(fd, destination), Ok(0));
+    request_echoes(fd, 30, 500);
+    say!("30 echoes");
+}
+
+fn accepts_with_flags(side: &Side) {
+    let listener = side.listen();
+    await_readable(listener);
+    let fd = calls::accept4(listener, SOCK_NONBLOCK | SOCK_CLOEXEC).expect("accept4");
+    let _ = calls::status(fd);
+    let _ = calls::closes_on_exec(fd);
+    calls::set_nonblocking(fd, false).expect("FIONBIO");
+    say!("echoed {}", echo(fd));
+    assert_eq!(calls::accept4(listener, 0x1234_5678), Err(Errno::EINVAL));
+}
+
+fn accepts_nobody(side: &Side) {
+    let listener = side.listen_quietly();
+    calls::set_nonblocking(listener, true).expect("FIONBIO");
+    assert_eq!(calls::accept(listener), Err(Errno::EAGAIN));
+    side.tell(u64::from(listening_port(listener)));
+    await_readable(listener);
+    let fd = calls::accept(listener).expect("accept");
+    // Linux does not hand O_NONBLOCK on to what a listener accepts.
+    let _ = calls::status(fd);
+    say!("echoed {}", echo(fd));
+    assert_eq!(calls::accept(fd), Err(Errno::EINVAL));
+    assert_eq!(calls::recv(listener, 1, 0), Err(Errno::ENOTCONN));
+    assert_eq!(calls::send(listener, b"x", libc::MSG_NOSIGNAL), Err(Errno::EPIPE));
+}
+
+fn bound_socket(side: &Side, port: u16) -> Fd {
+    let fd = calls::tcp_socket(side.family, 0).expect("socket");
+    calls::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).expect("SO_REUSEADDR");
+    calls::bind(fd, side.family.loopback(port)).expect("bind");
+    fd
+}
+
+fn binds_first(side: &Side) {
+    let destination = side.destination();
+    let fd = bound_socket(side, 0);
+    calls::connect(fd, destination).expect("connect");
+    request_echoes(fd, 30, 500);
+    say!("30 echoes");
+}
+
+/// Three connections, one after the other, between the same two addresses and ports.
+fn connects_from_one_port(side: &Side) {
+    let destination = side.destination();
+    let mut port = 0;
+    for _ in 0..3 {
+        let fd = bound_socket(side, port);
+        port = listening_port(fd);
+        calls::connect(fd, destination).expect("connect");
+        request_echoes(fd, 30, 500);
+        // The server ends first and keeps the port waiting, unless this side has reset: then nothing lingers.
+        calls::set_linger(fd, 0).expect("SO_LINGER");
+        calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+        calls::close(fd).expect("close");
+    }
+}
+
+fn accepts_late(side: &Side) {
+    let listener = side.listen();
+    side.sync("sent");
+    let fd = side.accept(listener);
+    assert_eq!(receive_exactly(fd, 5), b"early");
+    assert_eq!(calls::send(fd, b"late", 0), Ok(4));
+    say!("echoed {}", echo(fd));
+}
+
+fn writes_at_once(side: &Side) {
+    let fd = side.connect();
+    assert_eq!(calls::send(fd, b"early", 0), Ok(5));
+    side.sync("sent");
+    assert_eq!(receive_exactly(fd, 4), b"late");
+    request_echoes(fd, 30, 500);
+}
+
+fn accepts_the_dead(side: &Side) {
+    let listener = side.listen();
+    side.sync("closed");
+    let fd = side.accept(listener);
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"early".to_vec()));
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+}
+
+fn writes_and_closes(side: &Side) {
+    let fd = side.connect();
+    assert_eq!(calls::send(fd, b"early", 0), Ok(5));
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+fn speaks_first(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    send_all(fd, b"220 at your service\r\n");
+    say!("echoed {}", echo(fd));
+}
+
+fn listens_first(side: &Side) {
+    let fd = side.connect();
+    assert_eq!(receive_exactly(fd, 21), b"220 at your service\r\n");
+    request_echoes(fd, 30, 500);
+}
+
+fn answers_one_each(side: &Side) {
+    let listener = side.listen();
+    quietly(|| {
+        for _ in 0..200 {
+            let fd = side.accept(listener);
+            echo(fd);
+            calls::close(fd).expect("close");
+        }
+    });
+    say!("200 served");
+}
+
+fn asks_one_each(side: &Side) {
+    let destination = side.destination();
+    quietly(|| {
+        for round in 0..200 {
+            let fd = side.connect_to(destination);
+            request_echoes(fd, 1, 100 + round);
+            calls::close(fd).expect("close");
+        }
+    });
+    say!("200 asked");
+}
+
+const SIXTY: usize = 60;
+
+fn echoes_sixty(side: &Side) {
+    let listener = side.listen();
+    std::thread::scope(|scope| {
+        for _ in 0..SIXTY {
+            let fd = quietly(|| side.accept(listener));
+            scope.spawn(move || {
+                echo(fd);
+                quietly(|| calls::close(fd)).expect("close");
+            });
+        }
+    });
+    say!("{SIXTY} served");
+}
+
+fn asks_on_sixty(side: &Side) {
+    let destination = side.destination();
+    let fds: Vec<Fd> = (0..SIXTY).map(|_| quietly(|| side.connect_to(destination))).collect();
+    for _ in 0..30 {
+        for &fd in &fds {
+            request_echoes(fd, 1, 100);
+        }
+    }
+    for fd in fds {
+        quietly(|| calls::close(fd)).expect("close");
+    }
+    say!("{SIXTY} answered");
+}
+
+fn accepts_and_waits(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    side.sync("connected");
+    side.sync("done");
+    calls::close(fd).expect("close");
+}
+
+fn connects_and_waits(side: &Side) {
+    let fd = side.connect();
+    side.sync("connected");
+    side.sync("done");
+    calls::close(fd).expect("close");
+}
+
+/// A socket that is connected, disconnected by `AF_UNSPEC`, and connected again.
+fn disconnects(side: &Side) {
+    let destination = side.destination();
+    let fd = side.connect_to(destination);
+    request_echoes(fd, 30, 500);
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    calls::disconnect(fd).expect("connect to AF_UNSPEC");
+    assert!(calls::peer_address(fd).is_err());
+    calls::connect(fd, destination).expect("connect");
+    request_echoes(fd, 30, 500);
+}
+
+/// A socket bound to a port and connected to the same port is its own peer.
+fn connects_to_itself(side: &Side) {
+    let fd = bound_socket(side, 0);
+    let own = quietly(|| calls::local_address(fd)).expect("getsockname");
+    calls::connect(fd, own).expect("connect");
+    for _ in 0..30 {
+        assert_eq!(calls::send(fd, b"echo", 0), Ok(4));
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"echo".to_vec()));
+    }
+}
+
+/// Client and server in one thread of one process.
+fn both_ends(side: &Side) {
+    let listener = side.listen_quietly();
+    let client = side.connect_to(side.family.loopback(listening_port(listener)));
+    let server = side.accept(listener);
+    for _ in 0..30 {
+        send_all(client, b"question");
+        assert_eq!(receive_exactly(server, 8), b"question");
+        send_all(server, b"answer");
+        assert_eq!(receive_exactly(client, 6), b"answer");
+    }
+    calls::close(server).expect("close");
+    assert_eq!(calls::recv(client, 1, 0), Ok(vec![]));
+}
+
+fn echoes_on_any(side: &Side) {
+    let listener = quietly(|| {
+        let listener = calls::tcp_socket(side.family, 0).expect("socket");
+        calls::bind(listener, side.family.unspecified()).expect("bind");
+        calls::listen(listener, 5).expect("listen");
+        listener
+    });
+    side.tell(u64::from(listening_port(listener)));
+    let fd = quietly(|| side.accept(listener));
+    say!("echoed {}", echo(fd));
+}
+
+fn connects_to_own_address(side: &Side) {
+    let port = side.told() as u16;
+    // A host without a network has no other address than loopback.
+    let address = side.family.own_address(port).unwrap_or(side.family.loopback(port));
+    let fd = side.connect_to(address);
+    request_echoes(fd, 30, 500);
+    say!("30 echoes");
+}
+
+fn asks_as_nobody(side: &Side) {
+    calls::become_user(NOBODY, NOBODY).expect("setuid");
+    asks(side);
+}
+
+fn asks_as_daemon(side: &Side) {
+    calls::become_user(DAEMON, DAEMON).expect("setuid");
+    asks(side);
+}
+
+fn echoes_as_nobody(side: &Side) {
+    let listener = side.listen();
+    calls::become_user(NOBODY, NOBODY).expect("setuid");
+    let fd = side.accept(listener);
+    say!("echoed {}", echo(fd));
+}
+
+/// As sshd does: root accepts, and a child of another user serves. It cannot prove that the connection is its own:
+/// a socket belongs to the user who made it.
+fn backend_as_nobody(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    let child = fork(Leave::Exit, || {
+        calls::become_user(NOBODY, NOBODY).expect("setuid");
+        say!("echoed {}", echo(fd));
+    });
+    calls::close(fd).expect("close");
+    child.wait_for_success();
+}

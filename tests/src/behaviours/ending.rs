@@ -1,0 +1,479 @@
+//! How connections end: half-close, close, reset, exit, death.
+
+use super::{Behaviour, Tally};
+use crate::calls::{self, End, Errno, Fd, Leave, caught, quietly};
+use crate::say;
+use crate::side::{
+    Pattern, Side, await_hangup, await_readable, await_unread, receive_pattern_to_end, send_pattern,
+    while_blocked,
+};
+
+const KILLED: End = End::Signal(libc::SIGKILL);
+const FINE: End = End::Exit(0);
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::connected("end_after_data", end_after_data, sends_and_closes),
+    Behaviour::connected("half_close_here_first", half_close_first, half_close_second),
+    Behaviour::connected("half_close_there_first", half_close_second, half_close_first),
+    Behaviour::connected("a_long_answer_after_half_close", asks_and_half_closes, answers_at_length),
+    Behaviour::connected("shutdown_of_reading", shutdown_of_reading, sends_twice_more),
+    Behaviour::connected("shutdown_of_both", shutdown_of_both, reads_to_the_end),
+    Behaviour::connected("shutdown_twice", shutdown_twice, reads_to_the_end),
+    Behaviour::connected("shutdown_with_unread_data", shutdown_with_unread_data, notices_shutdown),
+    Behaviour::connected("shutdown_wakes_a_reader", shutdown_wakes_a_reader, reads_to_the_end),
+    Behaviour::connected("write_after_shutdown", write_after_shutdown, reads_to_the_end),
+    Behaviour::connected("write_to_closed", write_to_closed, closes),
+    Behaviour::connected("write_to_closed_by_every_call", write_to_closed_by_every_call, closes),
+    Behaviour::connected("broken_pipe_kills", broken_pipe_kills, closes)
+        .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::connected("close_with_unread_data", close_with_unread_data, sees_a_reset),
+    Behaviour::connected(
+        "close_with_unread_data_both_ways",
+        close_with_unread_data_after_sending,
+        sees_data_and_reset,
+    ),
+    Behaviour::connected("linger_zero_resets", linger_zero, sees_a_reset_after_data),
+    Behaviour::connected("linger_waits", linger_waits, end_after_data),
+    Behaviour::connected("exit_without_close", end_after_data, exits),
+    Behaviour::connected("exit_without_atexit", end_after_data, exits_at_once)
+        .tally(Tally::Upgraded(1), Tally::Unknown),
+    Behaviour::connected("killed_after_sending", end_after_data, is_killed)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(FINE, KILLED),
+    Behaviour::connected("killed_with_unread_data", sees_a_killed_peer, is_killed_with_unread)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(FINE, KILLED),
+    Behaviour::connected("killed_while_the_peer_reads", blocked_reader_sees_the_end, is_killed_on_demand)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(FINE, KILLED),
+    Behaviour::connected("killed_while_the_peer_writes", blocked_writer_sees_the_end, is_killed_on_demand)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(FINE, KILLED),
+    Behaviour::connected("killed_while_busy", reads_until_it_ends, streams_until_killed)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(FINE, KILLED),
+    Behaviour::connected("a_mebibyte_then_close", reads_a_mebibyte_after_close, sends_a_mebibyte_and_closes),
+    Behaviour::connected(
+        "a_mebibyte_then_killed",
+        reads_a_mebibyte_after_close,
+        sends_a_mebibyte_and_is_killed,
+    )
+    .tally(Tally::Upgraded(1), Tally::Unknown)
+    .end(FINE, KILLED),
+    Behaviour::connected("end_is_lasting", end_is_lasting, sends_and_closes),
+    Behaviour::connected("close_while_another_thread_reads", close_while_reading, sends_when_told),
+];
+
+fn sends_and_closes(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"farewell", 0), Ok(8));
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+fn end_after_data(side: &Side, fd: Fd) {
+    side.sync("closed");
+    await_unread(fd, 8);
+    assert_eq!(calls::recv(fd, 100, 0), Ok(b"farewell".to_vec()));
+    assert_eq!(calls::recv(fd, 100, 0), Ok(vec![]));
+    assert_eq!(calls::recv(fd, 100, 0), Ok(vec![]));
+    let _ = calls::read(fd, 100);
+    let _ = calls::recv(fd, 100, libc::MSG_DONTWAIT);
+    let _ = calls::pending_error(fd);
+}
+
+fn exits(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"farewell", 0), Ok(8));
+    side.sync("closed");
+}
+
+fn exits_at_once(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"farewell", 0), Ok(8));
+    side.sync("closed");
+    calls::exit_at_once(0);
+}
+
+fn is_killed(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"farewell", 0), Ok(8));
+    side.sync("closed");
+    calls::kill_self();
+}
+
+fn half_close_first(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"question", 0), Ok(8));
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    side.sync("asked");
+    assert_eq!(calls::recv(fd, 100, 0), Ok(b"answer".to_vec()));
+    side.sync("answered");
+    assert_eq!(calls::recv(fd, 100, 0), Ok(vec![]));
+    side.sync("done");
+}
+
+fn half_close_second(side: &Side, fd: Fd) {
+    side.sync("asked");
+    await_unread(fd, 8);
+    assert_eq!(calls::recv(fd, 100, 0), Ok(b"question".to_vec()));
+    assert_eq!(calls::recv(fd, 100, 0), Ok(vec![]));
+    assert_eq!(
+        calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0).map(|ready| ready.len()),
+        Ok(1)
+    );
+    assert_eq!(calls::send(fd, b"answer", 0), Ok(6));
+    side.sync("answered");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    side.sync("done");
+}
+
+fn asks_and_half_closes(_side: &Side, fd: Fd) {
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    let total = receive_pattern_to_end(fd, &mut Pattern::new(12));
+    say!("received {total}");
+}
+
+fn answers_at_length(_side: &Side, fd: Fd) {
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    send_pattern(fd, &mut Pattern::new(12), 6 << 20, 100_000);
+    calls::close(fd).expect("close");
+}
+
+fn shutdown_of_reading(side: &Side, fd: Fd) {
+    side.sync("sent once");
+    await_readable(fd);
+    calls::shutdown(fd, libc::SHUT_RD).expect("shutdown");
+    let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0);
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::recv(fd, 100, 0);
+    side.sync("send again");
+    side.sync("sent again");
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::recv(fd, 100, 0);
+    assert_eq!(calls::send(fd, b"still here", 0), Ok(10));
+    side.sync("done");
+}
+
+fn sends_twice_more(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"one", 0), Ok(3));
+    side.sync("sent once");
+    side.sync("send again");
+    assert_eq!(calls::send(fd, b"two", 0), Ok(3));
+    side.sync("sent again");
+    assert_eq!(calls::recv(fd, 100, 0), Ok(b"still here".to_vec()));
+    side.sync("done");
+}
+
+fn reads_to_the_end(side: &Side, fd: Fd) {
+    while calls::recv(fd, 100, 0).is_ok_and(|data| !data.is_empty()) {}
+    side.sync("done");
+}
+
+fn shutdown_of_both(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    calls::shutdown(fd, libc::SHUT_RDWR).expect("shutdown");
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::send(fd, b"too late", 0);
+    say!("SIGPIPE {}", caught(libc::SIGPIPE));
+    let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0).map(|ready| ready.len());
+    side.sync("done");
+}
+
+fn shutdown_twice(side: &Side, fd: Fd) {
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    let _ = calls::shutdown(fd, libc::SHUT_WR);
+    let _ = calls::shutdown(fd, libc::SHUT_RD);
+    let _ = calls::shutdown(fd, libc::SHUT_RDWR);
+    let _ = calls::shutdown(fd, 7);
+    side.sync("done");
+}
+
+fn shutdown_with_unread_data(side: &Side, fd: Fd) {
+    side.sync("sent");
+    await_readable(fd);
+    calls::shutdown(fd, libc::SHUT_RDWR).expect("shutdown");
+    let _ = calls::recv(fd, 3, 0);
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::recv(fd, 100, 0);
+    side.sync("done");
+}
+
+fn notices_shutdown(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("sent");
+    let _ = calls::recv(fd, 100, 0);
+    side.sync("done");
+}
+
+fn shutdown_wakes_a_reader(side: &Side, fd: Fd) {
+    let data = while_blocked(
+        || calls::recv(fd, 100, 0),
+        || {
+            quietly(|| calls::shutdown(fd, libc::SHUT_RDWR)).expect("shutdown");
+        },
+    );
+    assert_eq!(data, Ok(vec![]));
+    side.sync("done");
+}
+
+fn write_after_shutdown(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    assert_eq!(calls::send(fd, b"last words", 0), Ok(10));
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    every_write_fails(fd, Errno::EPIPE);
+    let _ = calls::poll(&[(fd, libc::POLLOUT)], 0);
+    side.sync("done");
+}
+
+/// Each call's error, and how many signals it raised.
+fn every_write_fails(fd: Fd, error: Errno) {
+    let ways: &[fn(Fd) -> Option<Errno>] = &[
+        |fd| calls::send(fd, b"x", 0).err(),
+        |fd| calls::send(fd, b"x", libc::MSG_NOSIGNAL).err(),
+        |fd| calls::write(fd, b"x").err(),
+        |fd| calls::writev(fd, &[b"x", b"y"]).err(),
+        |fd| calls::sendto(fd, b"x", 0).err(),
+        |fd| calls::sendmsg(fd, &[b"x"], 0).err(),
+        |fd| calls::sendmsg(fd, &[b"x"], libc::MSG_NOSIGNAL).err(),
+        |fd| calls::sendmmsg(fd, &[b"x"], 0).err(),
+    ];
+    for way in ways {
+        assert_eq!(way(fd), Some(error));
+        say!("SIGPIPE {}", caught(libc::SIGPIPE));
+    }
+}
+
+fn closes(side: &Side, fd: Fd) {
+    calls::close(fd).expect("close");
+    side.sync("closed");
+    side.sync("done");
+}
+
+fn write_to_closed(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    side.sync("closed");
+    await_readable(fd);
+    // TCP learns that nobody reads when this is answered by a reset.
+    assert_eq!(calls::send(fd, b"anyone?", 0), Ok(7));
+    await_hangup(fd);
+    let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0);
+    assert_eq!(calls::send(fd, b"anyone?", 0), Err(Errno::EPIPE));
+    say!("SIGPIPE {}", caught(libc::SIGPIPE));
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::pending_error(fd);
+    side.sync("done");
+}
+
+fn write_to_closed_by_every_call(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    side.sync("closed");
+    await_readable(fd);
+    assert_eq!(calls::write(fd, b"anyone?"), Ok(7));
+    await_hangup(fd);
+    every_write_fails(fd, Errno::EPIPE);
+    side.sync("done");
+}
+
+fn broken_pipe_kills(side: &Side, fd: Fd) {
+    side.sync("closed");
+    await_readable(fd);
+    let writer = calls::fork(Leave::Exit, || {
+        assert_eq!(calls::send(fd, b"anyone?", 0), Ok(7));
+        await_hangup(fd);
+        let _ = calls::send(fd, b"anyone?", 0);
+    });
+    assert_eq!(writer.wait(), End::Signal(libc::SIGPIPE));
+    side.sync("done");
+}
+
+fn close_with_unread_data(side: &Side, fd: Fd) {
+    side.sync("sent");
+    await_unread(fd, 6);
+    assert_eq!(calls::recv(fd, 2, 0), Ok(b"un".to_vec()));
+    calls::close(fd).expect("close");
+    side.sync("closed");
+    side.sync("done");
+}
+
+fn sees_a_reset(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("sent");
+    side.sync("closed");
+    await_hangup(fd);
+    let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0);
+    assert_eq!(calls::recv(fd, 100, 0), Err(Errno::ECONNRESET));
+    assert_eq!(calls::recv(fd, 100, 0), Ok(vec![]));
+    let _ = calls::send(fd, b"x", 0);
+    say!("SIGPIPE {}", caught(libc::SIGPIPE));
+    let _ = calls::pending_error(fd);
+    let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0);
+    side.sync("done");
+}
+
+fn close_with_unread_data_after_sending(side: &Side, fd: Fd) {
+    side.sync("sent");
+    await_unread(fd, 6);
+    assert_eq!(calls::send(fd, b"also unread", 0), Ok(11));
+    side.sync("answered");
+    calls::close(fd).expect("close");
+    side.sync("closed");
+    side.sync("done");
+}
+
+fn sees_data_and_reset(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("sent");
+    side.sync("answered");
+    await_unread(fd, 11);
+    side.sync("closed");
+    await_hangup(fd);
+    let _ = calls::recv(fd, 4, 0);
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::recv(fd, 100, 0);
+    side.sync("done");
+}
+
+fn linger_zero(side: &Side, fd: Fd) {
+    calls::set_linger(fd, 0).expect("SO_LINGER");
+    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
+    side.sync("sent");
+    side.sync("arrived");
+    calls::close(fd).expect("close");
+    side.sync("closed");
+    side.sync("done");
+}
+
+fn sees_a_reset_after_data(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    side.sync("sent");
+    await_unread(fd, 6);
+    side.sync("arrived");
+    side.sync("closed");
+    await_hangup(fd);
+    let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0);
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::send(fd, b"x", 0);
+    say!("SIGPIPE {}", caught(libc::SIGPIPE));
+    side.sync("done");
+}
+
+fn linger_waits(side: &Side, fd: Fd) {
+    calls::set_linger(fd, 5).expect("SO_LINGER");
+    assert_eq!(calls::send(fd, b"farewell", 0), Ok(8));
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+fn is_killed_with_unread(side: &Side, fd: Fd) {
+    side.sync("sent");
+    await_unread(fd, 6);
+    assert_eq!(calls::send(fd, b"last words", 0), Ok(10));
+    side.sync("answered");
+    side.sync("arrived");
+    calls::kill_self();
+}
+
+fn sees_a_killed_peer(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("sent");
+    side.sync("answered");
+    await_unread(fd, 10);
+    side.sync("arrived");
+    await_hangup(fd);
+    let _ = calls::recv(fd, 4, 0);
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::recv(fd, 100, 0);
+}
+
+fn is_killed_on_demand(side: &Side, _fd: Fd) {
+    side.sync("blocked");
+    calls::kill_self();
+}
+
+fn blocked_reader_sees_the_end(side: &Side, fd: Fd) {
+    let data = while_blocked(|| calls::recv(fd, 100, 0), || side.sync("blocked"));
+    assert_eq!(data, Ok(vec![]));
+    assert_eq!(calls::recv(fd, 100, 0), Ok(vec![]));
+}
+
+fn blocked_writer_sees_the_end(side: &Side, fd: Fd) {
+    let huge = vec![b'x'; 64 << 20];
+    let sent =
+        while_blocked(|| quietly(|| calls::send(fd, &huge, libc::MSG_NOSIGNAL)), || side.sync("blocked"));
+    let sent = sent.expect("a part was taken before the reset");
+    assert!(sent < huge.len());
+    // Which errors follow, and in which order, the next calls tell.
+    let _ = calls::send(fd, b"x", libc::MSG_NOSIGNAL);
+    let _ = calls::send(fd, b"x", libc::MSG_NOSIGNAL);
+    let _ = calls::recv(fd, 100, 0);
+}
+
+fn streams_until_killed(side: &Side, fd: Fd) {
+    let mut pattern = Pattern::new(13);
+    send_pattern(fd, &mut pattern, 5 << 20, 3000);
+    side.tell(pattern.position());
+    calls::kill_self();
+}
+
+fn reads_until_it_ends(side: &Side, fd: Fd) {
+    let total = receive_pattern_to_end(fd, &mut Pattern::new(13));
+    assert_eq!(total as u64, side.told(), "everything that was sent arrives");
+    say!("received {total}");
+}
+
+fn sends_a_mebibyte_and_closes(side: &Side, fd: Fd) {
+    send_pattern(fd, &mut Pattern::new(14), 1 << 20, 65536);
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+fn sends_a_mebibyte_and_is_killed(side: &Side, fd: Fd) {
+    send_pattern(fd, &mut Pattern::new(14), 1 << 20, 65536);
+    side.sync("closed");
+    calls::kill_self();
+}
+
+fn reads_a_mebibyte_after_close(side: &Side, fd: Fd) {
+    side.sync("closed");
+    let total = receive_pattern_to_end(fd, &mut Pattern::new(14));
+    assert_eq!(total, 1 << 20);
+    say!("received {total}");
+}
+
+fn end_is_lasting(side: &Side, fd: Fd) {
+    side.sync("closed");
+    await_unread(fd, 8);
+    assert_eq!(calls::recv(fd, 100, libc::MSG_PEEK), Ok(b"farewell".to_vec()));
+    assert_eq!(calls::recv(fd, 100, libc::MSG_WAITALL), Ok(b"farewell".to_vec()));
+    for _ in 0..3 {
+        let _ = calls::recv(fd, 100, libc::MSG_PEEK);
+        let _ = calls::readv(fd, &[1, 2]);
+        let _ = calls::recvmsg(fd, &[1, 2], 0, 0);
+        let _ = calls::unread(fd);
+        let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLRDHUP)], 0);
+        let _ = calls::select(&[fd], &[], &[], Some(std::time::Duration::ZERO));
+    }
+}
+
+fn sends_when_told(side: &Side, fd: Fd) {
+    side.sync("closed there");
+    let _ = calls::send(fd, b"who reads this?", 0);
+    side.sync("sent");
+    side.sync("done");
+}
+
+fn close_while_reading(side: &Side, fd: Fd) {
+    // The kernel lets a call in progress go on: it holds the file, not the descriptor.
+    let data = while_blocked(
+        || calls::recv(fd, 100, 0),
+        || {
+            calls::close(fd).expect("close");
+            side.sync("closed there");
+            side.sync("sent");
+        },
+    );
+    assert_eq!(data, Ok(b"who reads this?".to_vec()));
+    assert_eq!(calls::recv(fd, 100, 0), Err(Errno::EBADF));
+    side.sync("done");
+}

@@ -1,0 +1,291 @@
+//! Connections that leave the library's sight: exec, SCM_RIGHTS, stdio, other listeners.
+
+use super::peers::{echo, request_echoes, send_all};
+use super::{Behaviour, Tally};
+use crate::calls::{self, Fd, Leave, Program, Stdio, fork, quietly};
+use crate::say;
+use crate::side::{Side, receive_exactly};
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::whole("to_an_inetd_service", inetd, asks, Tally::Total(1))
+        .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
+    Behaviour::whole("to_a_spawned_program", spawned, asks, Tally::Total(1))
+        .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
+    Behaviour::whole("to_a_vforked_program", vforked, asks, Tally::Total(1))
+        .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
+    Behaviour::whole("to_a_shimmed_program", shimmed, asks, Tally::Total(1))
+        .tally(Tally::Unknown, Tally::Total(1)),
+    Behaviour::whole("from_the_connecting_side", echo_server, program_asks, Tally::Total(1))
+        .tally(Tally::Stayed(1), Tally::StayedOrUncounted),
+    Behaviour::connected("to_a_program_after_the_upgrade", after_upgrade, asks_after)
+        .tally(Tally::Unknown, Tally::Upgraded(1))
+        .limitation("**exec, posix_spawn**"),
+    Behaviour::connected("to_a_shimmed_program_after_the_upgrade", after_upgrade_shimmed, asks_after)
+        .tally(Tally::Unknown, Tally::Upgraded(1))
+        .limitation("**exec, posix_spawn**"),
+    Behaviour::whole("to_another_process_with_rights", passed, asks, Tally::Total(1))
+        .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
+    Behaviour::connected("to_another_process_after_the_upgrade", passed_after, asks_after)
+        .tally(Tally::Unknown, Tally::Upgraded(1))
+        .limitation("**`SCM_RIGHTS`**"),
+    Behaviour::whole("to_stdio", stdio, talks_in_lines, Tally::Total(1))
+        .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
+    Behaviour::connected("to_stdio_after_the_upgrade", stdio_after, talks_in_lines_after)
+        .limitation("**`fdopen`**"),
+    Behaviour::whole("accepted_by_an_unshimmed_child", unshimmed_accepts, asks_of_two, Tally::Total(10))
+        .tally(Tally::Upgraded(5), Tally::Mixed(5, &[("no-answer", 5)])),
+    Behaviour::whole("accepted_by_an_unshimmed_sibling", sibling_accepts, asks_of_siblings, Tally::Total(20))
+        .tally(Tally::Unknown, Tally::Total(20)),
+    Behaviour::whole("urgent_data", urgent, sends_urgent, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("oob", 1)]), Tally::Mixed(0, &[("oob", 1)])),
+];
+
+fn asks(side: &Side) {
+    let fd = side.connect();
+    request_echoes(fd, 60, 3000);
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    side.sync("done");
+}
+
+fn asks_after(side: &Side, fd: Fd) {
+    request_echoes(fd, 60, 3000);
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    side.sync("done");
+}
+
+fn accept_one(side: &Side) -> Fd {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    calls::close(listener).expect("close");
+    fd
+}
+
+/// Runs a program in a child as inetd does, with the connection as descriptors 0 and 1.
+fn run_as_service(fd: Fd, shimmed: bool) {
+    let child = fork(Leave::Exit, || {
+        let program = Program::helper("echo", &["0"], shimmed);
+        quietly(|| calls::dup2(fd, 0)).expect("dup2");
+        quietly(|| calls::dup2(fd, 1)).expect("dup2");
+        quietly(|| calls::close(fd)).expect("close");
+        panic!("exec: {}", program.exec());
+    });
+    calls::close(fd).expect("close");
+    child.wait_for_success();
+}
+
+fn inetd(side: &Side) {
+    run_as_service(accept_one(side), false);
+    side.sync("done");
+}
+
+fn shimmed(side: &Side) {
+    run_as_service(accept_one(side), true);
+    side.sync("done");
+}
+
+fn after_upgrade(side: &Side, fd: Fd) {
+    run_as_service(fd, false);
+    side.sync("done");
+}
+
+fn after_upgrade_shimmed(side: &Side, fd: Fd) {
+    run_as_service(fd, true);
+    side.sync("done");
+}
+
+fn spawned(side: &Side) {
+    let fd = accept_one(side);
+    let child = Program::helper("echo", &["0"], false).spawn(&[(fd, 0), (fd, 1)]).expect("posix_spawn");
+    calls::close(fd).expect("close");
+    child.wait_for_success();
+    side.sync("done");
+}
+
+fn vforked(side: &Side) {
+    let fd = accept_one(side);
+    let child = Program::helper("echo", &[&fd.to_string()], false).vfork_and_exec().expect("vfork");
+    calls::close(fd).expect("close");
+    child.wait_for_success();
+    side.sync("done");
+}
+
+fn echo_server(side: &Side) {
+    let fd = accept_one(side);
+    say!("echoed {}", echo(fd));
+}
+
+fn program_asks(side: &Side) {
+    let fd = side.connect();
+    let program = Program::helper("ask", &[&fd.to_string()], false);
+    program.spawn(&[]).expect("posix_spawn").wait_for_success();
+}
+
+/// A process that waits for a connection over an `AF_UNIX` socket, and echoes on it.
+fn receiver(local: Fd, remote: Fd) -> calls::Child {
+    fork(Leave::Exit, || {
+        quietly(|| calls::close(remote)).expect("close");
+        let message = quietly(|| calls::recvmsg(local, &[1], 1, 0)).expect("recvmsg");
+        say!("echoed {}", echo(message.fds[0]));
+    })
+}
+
+fn passed(side: &Side) {
+    let (local, remote) = calls::unix_pair().expect("socketpair");
+    let child = receiver(local, remote);
+    let fd = accept_one(side);
+    assert_eq!(calls::send_fd(remote, b"x", fd), Ok(1));
+    calls::close(fd).expect("close");
+    child.wait_for_success();
+    side.sync("done");
+}
+
+fn passed_after(side: &Side, fd: Fd) {
+    let (local, remote) = calls::unix_pair().expect("socketpair");
+    let child = fork(Leave::Exit, || {
+        // As a process of its own would, it knows the connection only from the message.
+        quietly(|| calls::close(fd)).expect("close");
+        quietly(|| calls::close(remote)).expect("close");
+        let message = quietly(|| calls::recvmsg(local, &[1], 1, 0)).expect("recvmsg");
+        say!("echoed {}", echo(message.fds[0]));
+    });
+    assert_eq!(calls::send_fd(remote, b"x", fd), Ok(1));
+    calls::close(fd).expect("close");
+    child.wait_for_success();
+    side.sync("done");
+}
+
+fn stdio(side: &Side) {
+    let fd = accept_one(side);
+    speak_in_lines(fd);
+}
+
+fn stdio_after(_side: &Side, fd: Fd) {
+    speak_in_lines(fd);
+}
+
+fn speak_in_lines(fd: Fd) {
+    let mut stream = Stdio::open(fd);
+    for _ in 0..20 {
+        let line = stream.line().expect("a line comes");
+        stream.put(&line.to_uppercase());
+    }
+    assert_eq!(stream.line(), None);
+    stream.close();
+}
+
+fn talks_in_lines(side: &Side) {
+    let fd = side.connect();
+    talk_in_lines(fd);
+}
+
+fn talks_in_lines_after(_side: &Side, fd: Fd) {
+    talk_in_lines(fd);
+}
+
+fn talk_in_lines(fd: Fd) {
+    for _ in 0..20 {
+        send_all(fd, b"line\n");
+        assert_eq!(receive_exactly(fd, 5), b"LINE\n");
+    }
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+}
+
+/// A listener does not prove who reads: five connections go to a program without the library, five to us.
+fn unshimmed_accepts(side: &Side) {
+    let listener = side.listen();
+    let program = Program::helper("accept", &[&listener.to_string(), "5"], false);
+    program.spawn(&[]).expect("posix_spawn").wait_for_success();
+    side.sync("half done");
+    for _ in 0..5 {
+        let fd = quietly(|| side.accept(listener));
+        echo(fd);
+        quietly(|| calls::close(fd)).expect("close");
+    }
+    side.sync("done");
+}
+
+fn asks_of_two(side: &Side) {
+    let destination = side.destination();
+    for round in 0..10 {
+        if round == 5 {
+            side.sync("half done");
+        }
+        let fd = quietly(|| side.connect_to(destination));
+        request_echoes(fd, 100, 500);
+        quietly(|| calls::close(fd)).expect("close");
+    }
+    say!("10 connections answered");
+    side.sync("done");
+}
+
+/// Two listeners of one port (`SO_REUSEPORT`), one of them without the library; the kernel chooses.
+fn sibling_accepts(side: &Side) {
+    let listener = reusable_listener(side, 0);
+    let port = crate::side::listening_port(listener);
+    let sibling = reusable_listener(side, port);
+    let program = Program::helper("accept", &[&sibling.to_string(), "1000"], false);
+    let child = program.spawn(&[]).expect("posix_spawn");
+    calls::close(sibling).expect("close");
+    side.tell(u64::from(port));
+    quietly(|| {
+        calls::set_nonblocking(listener, true).expect("FIONBIO");
+        let (mut done, control) = (false, 0);
+        while !done {
+            let ready = calls::poll(&[(listener, libc::POLLIN), (control, libc::POLLIN)], -1).expect("poll");
+            if ready[0] != 0 {
+                let fd = calls::accept4(listener, 0).expect("accept4");
+                echo(fd);
+                calls::close(fd).expect("close");
+            }
+            done = ready[0] == 0 && ready[1] != 0;
+        }
+    });
+    side.sync("done");
+    calls::kill(child.0, libc::SIGKILL).expect("kill");
+    let _ = child.wait();
+}
+
+fn reusable_listener(side: &Side, port: u16) -> Fd {
+    quietly(|| {
+        let listener = calls::tcp_socket(side.family, 0).expect("socket");
+        calls::set_option(listener, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).expect("SO_REUSEPORT");
+        calls::bind(listener, side.family.loopback(port)).expect("bind");
+        calls::listen(listener, 64).expect("listen");
+        listener
+    })
+}
+
+fn asks_of_siblings(side: &Side) {
+    let destination = side.destination();
+    for _ in 0..20 {
+        let fd = quietly(|| side.connect_to(destination));
+        request_echoes(fd, 50, 500);
+        quietly(|| calls::close(fd)).expect("close");
+    }
+    say!("20 connections answered");
+    side.sync("done");
+}
+
+fn sends_urgent(side: &Side) {
+    let fd = side.connect();
+    assert_eq!(calls::send(fd, b"abc", 0), Ok(3));
+    assert_eq!(calls::send(fd, b"!", libc::MSG_OOB), Ok(1));
+    side.sync("sent");
+    side.sync("received");
+    request_echoes(fd, 20, 100);
+}
+
+fn urgent(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    side.sync("sent");
+    let ready = calls::poll(&[(fd, libc::POLLPRI)], crate::side::ARRIVAL);
+    assert_eq!(ready, Ok(vec![libc::POLLPRI]));
+    assert_eq!(calls::recv(fd, 10, libc::MSG_OOB), Ok(b"!".to_vec()));
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"abc".to_vec()));
+    side.sync("received");
+    echo(fd);
+}

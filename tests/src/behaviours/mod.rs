@@ -1,0 +1,181 @@
+//! The table of behaviours.
+//!
+//! Most are *connected*: both sides are given the two ends of one warmed-up connection, and either may
+//! have listened, so the harness runs them both ways round. The others make their connections themselves.
+
+use crate::calls::{End, Fd};
+use crate::side::Side;
+
+mod basic;
+mod connecting;
+mod descriptors;
+mod ending;
+mod epoll;
+mod epoll_sets;
+mod flags;
+mod handing_on;
+pub mod helpers;
+mod hostile;
+mod options;
+mod peers;
+mod polling;
+mod processes;
+mod scarce;
+mod signals;
+mod switching;
+mod threads;
+mod timeouts;
+mod unaffected;
+mod waiting;
+
+/// Named counts of connections that one side must leave in its statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tally {
+    /// So many left TCP, and none stayed.
+    Upgraded(u64),
+    /// So many left TCP, and these stayed, for these reasons.
+    Mixed(u64, &'static [(&'static str, u64)]),
+    /// At least so many left TCP, of so many in all.
+    AtLeast(u64, u64),
+    /// So many stayed, whatever the reasons.
+    Stayed(u64),
+    /// None left TCP; a process that did nothing with its connections, but hand them on, need not count them.
+    StayedOrUncounted,
+    /// So many in all; how many left TCP depends on timing.
+    Total(u64),
+    /// The process is killed before it can tell, or how many it counts depends on timing.
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Script {
+    Connected { left: fn(&Side, Fd), right: fn(&Side, Fd) },
+    Whole { left: fn(&Side), right: fn(&Side) },
+}
+
+/// A pair of functions and what must be true after they ran.
+#[derive(Clone, Copy, Debug)]
+pub struct Behaviour {
+    /// Its name within its area.
+    pub name: &'static str,
+    script: Script,
+    /// What the left and the right side count when both have the shim and the connection was warmed up.
+    pub tally: [Tally; 2],
+    /// How the left and the right process end.
+    pub end: [End; 2],
+    /// Settings of the library, beyond those that every run has.
+    pub environment: &'static [(&'static str, &'static str)],
+    /// Whether only root can run it.
+    pub needs_root: bool,
+    /// Whether it waits so long that one variant has to do.
+    pub takes_long: bool,
+    /// If an upgraded connection cannot do it: the words with which docs/limitations.md says so.
+    pub limitation: Option<&'static str>,
+}
+
+impl Behaviour {
+    /// Both sides get one end of a connection.
+    const fn connected(name: &'static str, left: fn(&Side, Fd), right: fn(&Side, Fd)) -> Self {
+        Self::new(name, Script::Connected { left, right }, [Tally::Upgraded(1); 2])
+    }
+
+    /// The left side is the server, the right one the client, of as many connections as `tally` says.
+    const fn whole(name: &'static str, left: fn(&Side), right: fn(&Side), tally: Tally) -> Self {
+        Self::new(name, Script::Whole { left, right }, [tally; 2])
+    }
+
+    const fn new(name: &'static str, script: Script, tally: [Tally; 2]) -> Self {
+        Self {
+            name,
+            script,
+            tally,
+            end: [End::Exit(0); 2],
+            environment: &[],
+            needs_root: false,
+            takes_long: false,
+            limitation: None,
+        }
+    }
+
+    const fn tally(mut self, left: Tally, right: Tally) -> Self {
+        self.tally = [left, right];
+        self
+    }
+
+    const fn end(mut self, left: End, right: End) -> Self {
+        self.end = [left, right];
+        self
+    }
+
+    const fn environment(mut self, environment: &'static [(&'static str, &'static str)]) -> Self {
+        self.environment = environment;
+        self
+    }
+
+    const fn needs_root(mut self) -> Self {
+        self.needs_root = true;
+        self
+    }
+
+    const fn takes_long(mut self) -> Self {
+        self.takes_long = true;
+        self
+    }
+
+    const fn limitation(mut self, words: &'static str) -> Self {
+        self.limitation = Some(words);
+        self
+    }
+
+    /// Whether the harness can swap which side listens.
+    pub fn is_connected(&self) -> bool {
+        matches!(self.script, Script::Connected { .. })
+    }
+
+    /// Runs one side, in this process.
+    pub fn run(&self, side: &Side, is_left: bool) {
+        match self.script {
+            Script::Connected { left, right } => {
+                let fd = side.connection();
+                if is_left { left(side, fd) } else { right(side, fd) }
+            }
+            Script::Whole { left, right } => {
+                if is_left {
+                    left(side)
+                } else {
+                    right(side)
+                }
+            }
+        }
+    }
+}
+
+/// All behaviours, by area.
+pub const AREAS: &[(&str, &[Behaviour])] = &[
+    ("basic", basic::ALL),
+    ("flags", flags::ALL),
+    ("timeouts", timeouts::ALL),
+    ("ending", ending::ALL),
+    ("signals", signals::ALL),
+    ("options", options::ALL),
+    ("polling", polling::ALL),
+    ("epoll", epoll::ALL),
+    ("epoll_sets", epoll_sets::ALL),
+    ("descriptors", descriptors::ALL),
+    ("threads", threads::ALL),
+    ("switching", switching::ALL),
+    ("connecting", connecting::ALL),
+    ("unaffected", unaffected::ALL),
+    ("waiting", waiting::ALL),
+    ("scarce", scarce::ALL),
+    ("hostile", hostile::ALL),
+    ("processes", processes::ALL),
+    ("handing_on", handing_on::ALL),
+];
+
+/// The behaviour with this name, `area::name`.
+pub fn find(name: &str) -> Option<Behaviour> {
+    let (area, name) = name.split_once("::")?;
+    let (_, behaviours) = AREAS.iter().find(|(other, _)| *other == area)?;
+    behaviours.iter().find(|behaviour| behaviour.name == name).copied()
+}

@@ -1,0 +1,207 @@
+//! Questions to a socket and its settings: ioctl, fcntl, getsockopt.
+
+use super::{Behaviour, Tally};
+use crate::calls::{self, Errno, Fd};
+use crate::say;
+use crate::side::{Side, await_readable, await_unread, receive_exactly, while_blocked};
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::connected("unread_bytes", unread_bytes, sends_in_steps),
+    Behaviour::connected("nonblocking_by_ioctl", nonblocking_by_ioctl, sends_in_steps),
+    Behaviour::connected("nonblocking_by_fcntl", nonblocking_by_fcntl, sends_in_steps),
+    Behaviour::connected("nonblocking_while_another_thread_reads", nonblocking_while_reading, sends_in_steps),
+    Behaviour::connected("what_a_socket_is", what_a_socket_is, waits),
+    Behaviour::connected("options_of_tcp", options_of_tcp, waits),
+    Behaviour::connected("addresses", addresses, waits),
+    Behaviour::connected("unknown_questions", unknown_questions, waits),
+    Behaviour::connected("low_water_mark_afterwards", low_water_mark, sends_in_steps)
+        .limitation("**`SO_RCVLOWAT`**"),
+    Behaviour::whole("low_water_mark_before", low_water_mark_server, sends_in_steps_client, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("rcvlowat", 1)]), Tally::Total(1)),
+];
+
+/// The steps of [`sends_in_steps`], in bytes.
+const STEPS: [usize; 3] = [5, 10, 300];
+
+fn sends_in_steps(side: &Side, fd: Fd) {
+    for step in STEPS {
+        side.sync("send now");
+        assert_eq!(calls::send(fd, &vec![b's'; step], 0), Ok(step));
+        side.sync("sent");
+    }
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    side.sync("done");
+}
+
+fn sends_in_steps_client(side: &Side) {
+    let fd = side.connect();
+    sends_in_steps(side, fd);
+}
+
+fn waits(side: &Side, _fd: Fd) {
+    side.sync("done");
+}
+
+fn unread_bytes(side: &Side, fd: Fd) {
+    assert_eq!(calls::unread(fd), Ok(0));
+    let mut total = 0;
+    for step in STEPS {
+        side.sync("send now");
+        side.sync("sent");
+        total += step;
+        await_unread(fd, total);
+        assert_eq!(calls::unread(fd), Ok(total));
+    }
+    side.sync("done");
+    let _ = calls::recv(fd, 15, 0);
+    assert_eq!(calls::unread(fd), Ok(300));
+    let _ = calls::recv(fd, 1000, 0);
+    let _ = calls::unread(fd);
+    let _ = calls::recv(fd, 1000, 0);
+    let _ = calls::unread(fd);
+}
+
+fn nonblocking_by_ioctl(side: &Side, fd: Fd) {
+    nonblocking(side, fd, |fd, on| calls::set_nonblocking(fd, on).expect("FIONBIO"));
+}
+
+fn nonblocking_by_fcntl(side: &Side, fd: Fd) {
+    nonblocking(side, fd, |fd, on| {
+        let flags = calls::status(fd).expect("F_GETFL");
+        let flags = if on { flags | libc::O_NONBLOCK } else { flags & !libc::O_NONBLOCK };
+        calls::set_status(fd, flags).expect("F_SETFL");
+    });
+}
+
+fn nonblocking(side: &Side, fd: Fd, set: fn(Fd, bool)) {
+    set(fd, true);
+    let _ = calls::status(fd);
+    assert_eq!(calls::recv(fd, 10, 0), Err(Errno::EAGAIN));
+    assert_eq!(calls::read(fd, 10), Err(Errno::EAGAIN));
+    assert_eq!(calls::recvmsg(fd, &[10], 0, 0).err(), Some(Errno::EAGAIN));
+    set(fd, false);
+    let _ = calls::status(fd);
+    assert_eq!(while_blocked(|| calls::recv(fd, 10, 0), || side.sync("send now")), Ok(b"sssss".to_vec()));
+    side.sync("sent");
+    set(fd, true);
+    side.sync("send now");
+    side.sync("sent");
+    await_readable(fd);
+    assert_eq!(calls::recv(fd, 100, 0).map(|data| data.len()), Ok(10));
+    assert_eq!(calls::recv(fd, 100, 0), Err(Errno::EAGAIN));
+    set(fd, false);
+    assert_eq!(
+        while_blocked(|| calls::recv(fd, 300, 0), || side.sync("send now")).map(|data| data.len()),
+        Ok(300)
+    );
+    side.sync("sent");
+    side.sync("done");
+}
+
+fn nonblocking_while_reading(side: &Side, fd: Fd) {
+    // A call that has begun to wait goes on waiting.
+    let data = while_blocked(
+        || calls::recv(fd, 10, 0),
+        || {
+            calls::quietly(|| calls::set_nonblocking(fd, true)).expect("FIONBIO");
+            side.sync("send now");
+            side.sync("sent");
+        },
+    );
+    assert_eq!(data, Ok(b"sssss".to_vec()));
+    assert_eq!(calls::recv(fd, 10, 0), Err(Errno::EAGAIN));
+    for _ in 1..STEPS.len() {
+        side.sync("send now");
+        side.sync("sent");
+    }
+    receive_exactly_nonblocking(fd, 310);
+    side.sync("done");
+}
+
+fn receive_exactly_nonblocking(fd: Fd, len: usize) {
+    await_unread(fd, len);
+    assert_eq!(receive_exactly(fd, len).len(), len);
+}
+
+fn what_a_socket_is(side: &Side, fd: Fd) {
+    for name in [
+        libc::SO_TYPE,
+        libc::SO_DOMAIN,
+        libc::SO_PROTOCOL,
+        libc::SO_ACCEPTCONN,
+        libc::SO_ERROR,
+        libc::SO_KEEPALIVE,
+        libc::SO_OOBINLINE,
+        libc::SO_RCVLOWAT,
+        libc::SO_SNDLOWAT,
+    ] {
+        let _ = calls::option(fd, libc::SOL_SOCKET, name);
+    }
+    let _ = calls::status(fd);
+    let _ = calls::closes_on_exec(fd);
+    let _ = calls::file_kind(fd);
+    side.sync("done");
+}
+
+fn options_of_tcp(side: &Side, fd: Fd) {
+    for name in [libc::TCP_NODELAY, libc::TCP_CORK, libc::TCP_QUICKACK] {
+        for value in [1, 0] {
+            calls::set_option(fd, libc::IPPROTO_TCP, name, value).expect("setsockopt");
+            let _ = calls::option(fd, libc::IPPROTO_TCP, name);
+        }
+    }
+    for (name, value) in [
+        (libc::SO_KEEPALIVE, 1),
+        (libc::SO_RCVBUF, 100_000),
+        (libc::SO_SNDBUF, 100_000),
+        (libc::SO_BUSY_POLL, 0),
+    ] {
+        let _ = calls::set_option(fd, libc::SOL_SOCKET, name, value);
+        let _ = calls::option(fd, libc::SOL_SOCKET, name);
+    }
+    let _ = calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 30_000);
+    let _ = calls::option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
+    side.sync("done");
+}
+
+fn addresses(side: &Side, fd: Fd) {
+    let local = calls::local_address(fd).expect("getsockname");
+    let peer = calls::peer_address(fd).expect("getpeername");
+    assert_ne!(local, peer);
+    side.sync("done");
+}
+
+fn unknown_questions(side: &Side, fd: Fd) {
+    let _ = calls::option(fd, libc::SOL_SOCKET, 9999);
+    let _ = calls::option(fd, 9999, 1);
+    let _ = calls::set_option(fd, libc::IPPROTO_TCP, 9999, 1);
+    let _ = calls::set_option(fd, libc::SOL_SOCKET, libc::SO_TYPE, 1);
+    side.sync("done");
+}
+
+/// `SO_RCVLOWAT`: neither recv nor poll stirs below the mark.
+fn low_water_mark(side: &Side, fd: Fd) {
+    calls::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 15).expect("SO_RCVLOWAT");
+    side.sync("send now");
+    side.sync("sent");
+    await_unread(fd, 5);
+    assert_eq!(calls::poll(&[(fd, libc::POLLIN)], 0), Ok(vec![0]));
+    // The kernel's recv counts from where it stands: had it taken the five bytes, it would want 15 more.
+    let send_more = || {
+        side.sync("send now");
+        side.sync("sent");
+    };
+    assert_eq!(while_blocked(|| calls::poll(&[(fd, libc::POLLIN)], -1), send_more), Ok(vec![libc::POLLIN]));
+    assert_eq!(calls::recv(fd, 100, 0).map(|data| data.len()), Ok(15));
+    assert_eq!(while_blocked(|| calls::recv(fd, 1000, 0), send_more).map(|data| data.len()), Ok(300));
+    side.sync("done");
+    // The end counts as readable whatever the mark.
+    assert_eq!(calls::recv(fd, 1000, 0), Ok(vec![]));
+    say!("end");
+}
+
+fn low_water_mark_server(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    low_water_mark(side, fd);
+}

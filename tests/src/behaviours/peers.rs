@@ -1,0 +1,95 @@
+//! Other sides that several areas use: they do what the observing side asks for, and nothing else.
+
+use crate::calls::{self, Fd, quietly};
+use crate::side::{Side, receive_exactly};
+
+/// Sends "data" whenever [`demand`] asks for it, until [`stop`].
+pub(super) fn sends_on_demand(side: &Side, fd: Fd) {
+    while side.told() == 1 {
+        assert_eq!(calls::send(fd, b"data", 0), Ok(4));
+        side.sync("sent");
+    }
+}
+
+/// Asks [`sends_on_demand`] for four bytes; they are on their way when this returns.
+pub(super) fn demand(side: &Side) {
+    side.tell(1);
+    side.sync("sent");
+}
+
+/// Lets [`sends_on_demand`] go.
+pub(super) fn stop(side: &Side) {
+    side.tell(0);
+}
+
+/// Does nothing until the observing side syncs on "done".
+pub(super) fn waits(side: &Side, _fd: Fd) {
+    side.sync("done");
+}
+
+/// Shuts its sending down at "end now", closes at "close now".
+pub(super) fn ends_on_demand(side: &Side, fd: Fd) {
+    side.sync("end now");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    side.sync("ended");
+    side.sync("close now");
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+/// Dies at "blocked".
+pub(super) fn is_killed_on_demand(side: &Side, _fd: Fd) {
+    side.sync("blocked");
+    calls::kill_self();
+}
+
+/// Sends until a write would block; how many bytes that took.
+pub(super) fn fill(fd: Fd) -> usize {
+    let piece = [b'f'; 32768];
+    let mut total = 0;
+    while let Ok(sent) = quietly(|| calls::send(fd, &piece, libc::MSG_DONTWAIT)) {
+        total += sent;
+    }
+    total
+}
+
+/// Learns at "full" how many bytes [`fill`] took, reads them at "drain now", and stays until "done".
+pub(super) fn drains_on_demand(side: &Side, fd: Fd) {
+    side.sync("full");
+    let total = side.told() as usize;
+    side.sync("drain now");
+    receive_exactly(fd, total);
+    side.sync("drained");
+    side.sync("done");
+}
+
+/// Sends back whatever comes, until the stream ends; how many bytes that was.
+pub(super) fn echo(fd: Fd) -> usize {
+    let mut total = 0;
+    loop {
+        let data = quietly(|| calls::recv(fd, 65536, 0)).expect("recv");
+        if data.is_empty() {
+            return total;
+        }
+        total += data.len();
+        send_all(fd, &data);
+    }
+}
+
+/// Sends all of `data`.
+pub(super) fn send_all(fd: Fd, data: &[u8]) {
+    let mut rest = data;
+    while !rest.is_empty() {
+        let sent = quietly(|| calls::send(fd, rest, 0)).expect("send");
+        rest = &rest[sent..];
+    }
+}
+
+/// Sends `rounds` requests, each of another size up to `largest` bytes, and checks that each comes back.
+pub(super) fn request_echoes(fd: Fd, rounds: usize, largest: usize) {
+    for round in 0..rounds {
+        let request = crate::side::Pattern::new(round as u64).take(1 + round * 7919 % largest);
+        send_all(fd, &request);
+        assert_eq!(receive_exactly(fd, request.len()), request, "echo {round}");
+    }
+}

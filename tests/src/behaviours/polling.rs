@@ -1,0 +1,421 @@
+//! poll, ppoll, select and pselect, on connections and on everything else that programs mix with them.
+
+use std::time::{Duration, Instant};
+
+use libc::{POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP};
+
+use super::peers::{
+    demand, drains_on_demand, ends_on_demand, fill, is_killed_on_demand, sends_on_demand, stop, waits,
+};
+use super::{Behaviour, Tally};
+use crate::calls::{self, Errno, Fd, Selected, SignalSet, quietly, signal_thread, thread_id};
+use crate::say;
+use crate::side::{Side, assert_waited, await_readable, await_unread, receive_exactly, while_blocked};
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::connected("nothing_yet", nothing_yet, waits),
+    Behaviour::connected("readable_until_read", readable_until_read, sends_on_demand),
+    Behaviour::connected("woken_by_data", woken_by_data, sends_on_demand),
+    Behaviour::connected("woken_by_the_end", woken_by_the_end, ends_on_demand),
+    Behaviour::connected("woken_by_death", woken_by_death, is_killed_on_demand)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(calls::End::Exit(0), calls::End::Signal(libc::SIGKILL)),
+    Behaviour::connected("half_closed", half_closed, ends_on_demand),
+    Behaviour::connected("no_interest", no_interest, ends_on_demand),
+    Behaviour::connected("full_is_not_writable", full_is_not_writable, drains_on_demand),
+    Behaviour::connected("woken_by_room", woken_by_room, drains_on_demand),
+    Behaviour::connected("odd_entries", odd_entries, sends_on_demand),
+    Behaviour::connected("the_same_descriptor_twice", same_twice, sends_on_demand),
+    Behaviour::connected("mixed_with_everything", mixed, sends_on_demand),
+    Behaviour::connected("woken_by_a_pipe", woken_by_a_pipe, waits),
+    Behaviour::connected("woken_by_an_eventfd", woken_by_an_eventfd, waits),
+    Behaviour::connected("woken_by_a_timer", woken_by_a_timer, waits),
+    Behaviour::connected("woken_by_a_signalfd", woken_by_a_signalfd, waits),
+    Behaviour::connected("timeouts", timeouts, waits),
+    Behaviour::connected("fortified", fortified, sends_on_demand),
+    Behaviour::connected("select_all_kinds", select_all_kinds, sends_on_demand),
+    Behaviour::connected("select_woken_by_data", select_woken_by_data, sends_on_demand),
+    Behaviour::connected("select_bad_descriptor", select_bad_descriptor, waits),
+    Behaviour::connected("select_with_pipes", select_with_pipes, sends_on_demand),
+    Behaviour::connected("a_connection_and_its_copy", connection_and_copy, sends_on_demand),
+    Behaviour::connected("poll_of_an_epoll", poll_of_an_epoll, sends_on_demand),
+    Behaviour::connected("in_two_threads", in_two_threads, sends_on_demand),
+    Behaviour::connected("many_short_polls", many_short_polls, echoes),
+];
+
+const ALL_EVENTS: libc::c_short = POLLIN | POLLOUT | POLLPRI | POLLRDHUP;
+
+fn nothing_yet(side: &Side, fd: Fd) {
+    let now = Some(Duration::ZERO);
+    assert_eq!(calls::poll(&[(fd, POLLIN)], 0), Ok(vec![0]));
+    assert_eq!(calls::poll(&[(fd, ALL_EVENTS)], 0), Ok(vec![POLLOUT]));
+    assert_eq!(calls::poll(&[(fd, ALL_EVENTS)], -1), Ok(vec![POLLOUT]));
+    assert_eq!(calls::ppoll(&[(fd, ALL_EVENTS)], now, None), Ok(vec![POLLOUT]));
+    let _ =
+        calls::poll(&[(fd, libc::POLLRDNORM | libc::POLLRDBAND | libc::POLLWRNORM | libc::POLLWRBAND)], 0);
+    let _ = calls::select(&[fd], &[fd], &[fd], now);
+    let _ = calls::pselect(&[fd], &[], &[], now, None);
+    side.sync("done");
+}
+
+fn readable_until_read(side: &Side, fd: Fd) {
+    demand(side);
+    await_readable(fd);
+    for _ in 0..2 {
+        assert_eq!(calls::poll(&[(fd, ALL_EVENTS)], -1), Ok(vec![POLLIN | POLLOUT]));
+    }
+    let _ =
+        calls::poll(&[(fd, libc::POLLRDNORM | libc::POLLRDBAND | libc::POLLWRNORM | libc::POLLWRBAND)], 0);
+    assert_eq!(calls::recv(fd, 3, 0), Ok(b"dat".to_vec()));
+    assert_eq!(calls::poll(&[(fd, POLLIN)], -1), Ok(vec![POLLIN]));
+    assert_eq!(calls::recv(fd, 3, 0), Ok(b"a".to_vec()));
+    assert_eq!(calls::poll(&[(fd, POLLIN)], 0), Ok(vec![0]));
+    stop(side);
+}
+
+fn woken_by_data(side: &Side, fd: Fd) {
+    for _ in 0..5 {
+        let ready = while_blocked(|| calls::poll(&[(fd, POLLIN)], -1), || demand(side));
+        assert_eq!(ready, Ok(vec![POLLIN]));
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+        let ready = while_blocked(|| calls::ppoll(&[(fd, POLLIN)], None, None), || demand(side));
+        assert_eq!(ready, Ok(vec![POLLIN]));
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+    }
+    stop(side);
+}
+
+fn woken_by_the_end(side: &Side, fd: Fd) {
+    let ready = while_blocked(|| calls::poll(&[(fd, POLLIN | POLLRDHUP)], -1), || side.sync("end now"));
+    assert_eq!(ready, Ok(vec![POLLIN | POLLRDHUP]));
+    side.sync("ended");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+    side.sync("close now");
+    side.sync("closed");
+}
+
+fn woken_by_death(side: &Side, fd: Fd) {
+    let ready = while_blocked(|| calls::poll(&[(fd, POLLIN)], -1), || side.sync("blocked"));
+    assert_eq!(ready, Ok(vec![POLLIN]));
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+}
+
+fn half_closed(side: &Side, fd: Fd) {
+    side.sync("end now");
+    side.sync("ended");
+    await_readable(fd);
+    let _ = calls::poll(&[(fd, ALL_EVENTS)], 0);
+    let _ = calls::poll(&[(fd, POLLRDHUP)], 0);
+    let _ = calls::select(&[fd], &[fd], &[fd], Some(Duration::ZERO));
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    side.sync("close now");
+    side.sync("closed");
+    let _ = calls::poll(&[(fd, ALL_EVENTS)], 0);
+    let _ = calls::poll(&[(fd, 0)], 0);
+    let _ = calls::select(&[fd], &[fd], &[fd], Some(Duration::ZERO));
+}
+
+fn no_interest(side: &Side, fd: Fd) {
+    assert_eq!(calls::poll(&[(fd, 0)], 0), Ok(vec![0]));
+    side.sync("end now");
+    side.sync("ended");
+    await_readable(fd);
+    assert_eq!(calls::poll(&[(fd, 0)], 0), Ok(vec![0]));
+    let ready = while_blocked(
+        || calls::poll(&[(fd, 0)], -1),
+        || {
+            quietly(|| calls::shutdown(fd, libc::SHUT_WR)).expect("shutdown");
+            side.sync("close now");
+        },
+    );
+    assert_eq!(ready, Ok(vec![POLLHUP]));
+    side.sync("closed");
+}
+
+fn full_is_not_writable(side: &Side, fd: Fd) {
+    let total = fill(fd);
+    side.sync("full");
+    assert_eq!(calls::poll(&[(fd, ALL_EVENTS)], 0), Ok(vec![0]));
+    assert_eq!(calls::poll(&[(fd, libc::POLLWRNORM)], 0), Ok(vec![0]));
+    assert_eq!(calls::select(&[fd], &[fd], &[], Some(Duration::ZERO)), Ok(Selected::default()));
+    let start = Instant::now();
+    assert_eq!(calls::poll(&[(fd, POLLOUT)], 50), Ok(vec![0]));
+    assert_waited(start, Duration::from_millis(50));
+    side.tell(total as u64);
+    side.sync("drain now");
+    side.sync("drained");
+    assert_eq!(calls::poll(&[(fd, POLLOUT)], -1), Ok(vec![POLLOUT]));
+    let _ = calls::select(&[], &[fd], &[], None);
+    side.sync("done");
+}
+
+fn woken_by_room(side: &Side, fd: Fd) {
+    let total = fill(fd);
+    side.sync("full");
+    side.tell(total as u64);
+    let ready = while_blocked(|| calls::poll(&[(fd, POLLOUT)], -1), || side.sync("drain now"));
+    assert_eq!(ready, Ok(vec![POLLOUT]));
+    side.sync("drained");
+    side.sync("done");
+}
+
+fn odd_entries(side: &Side, fd: Fd) {
+    demand(side);
+    await_readable(fd);
+    let closed = quietly(|| calls::dup(fd)).expect("dup");
+    quietly(|| calls::close(closed)).expect("close");
+    let ready = calls::poll(&[(-1, POLLIN), (fd, POLLIN), (closed, POLLIN), (-fd, POLLIN)], -1);
+    assert_eq!(ready, Ok(vec![0, POLLIN, POLLNVAL, 0]));
+    assert_eq!(calls::poll(&[], 0), Ok(vec![]));
+    assert_eq!(calls::poll(&[(closed, 0)], -1), Ok(vec![POLLNVAL]));
+    let _ = calls::recv(fd, 10, 0);
+    stop(side);
+}
+
+fn same_twice(side: &Side, fd: Fd) {
+    assert_eq!(calls::poll(&[(fd, POLLIN), (fd, POLLOUT), (fd, POLLIN)], 0), Ok(vec![0, POLLOUT, 0]));
+    demand(side);
+    await_readable(fd);
+    assert_eq!(
+        calls::poll(&[(fd, POLLIN), (fd, POLLOUT), (fd, POLLIN)], 0),
+        Ok(vec![POLLIN, POLLOUT, POLLIN])
+    );
+    let _ = calls::recv(fd, 10, 0);
+    stop(side);
+}
+
+/// One of each kind of descriptor that event loops hold beside their connections.
+struct Others {
+    pipe: (Fd, Fd),
+    event: Fd,
+    timer: Fd,
+    signal: Fd,
+}
+
+impl Others {
+    fn new() -> Self {
+        let signals = SignalSet::of(&[libc::SIGUSR2]);
+        signals.block_only();
+        Self {
+            pipe: calls::pipe().expect("pipe"),
+            event: calls::eventfd().expect("eventfd"),
+            timer: calls::timerfd(Duration::from_millis(40)).expect("timerfd"),
+            signal: signals.descriptor().expect("signalfd"),
+        }
+    }
+}
+
+fn mixed(side: &Side, fd: Fd) {
+    let others = Others::new();
+    let wanted = [
+        (others.pipe.0, POLLIN),
+        (fd, POLLIN),
+        (others.event, POLLIN),
+        (others.signal, POLLIN),
+        (others.pipe.1, POLLOUT),
+    ];
+    assert_eq!(calls::poll(&wanted, 0), Ok(vec![0, 0, 0, 0, POLLOUT]));
+    let wanted = &wanted[..4];
+    let ready = while_blocked(|| calls::poll(wanted, -1), || demand(side));
+    assert_eq!(ready, Ok(vec![0, POLLIN, 0, 0]));
+    let _ = calls::write(others.pipe.1, b"p");
+    let _ = calls::write(others.event, &1u64.to_ne_bytes());
+    signal_thread(thread_id(), libc::SIGUSR2);
+    assert_eq!(calls::poll(wanted, -1), Ok(vec![POLLIN; 4]));
+    assert_eq!(calls::poll(&[(others.timer, POLLIN), (-1, 0)], -1), Ok(vec![POLLIN, 0]));
+    let _ = calls::recv(fd, 10, 0);
+    assert_eq!(calls::poll(wanted, -1), Ok(vec![POLLIN, 0, POLLIN, POLLIN]));
+    stop(side);
+}
+
+fn woken_by_a_pipe(side: &Side, fd: Fd) {
+    let (reading, writing) = calls::pipe().expect("pipe");
+    let ready = while_blocked(
+        || calls::poll(&[(fd, POLLIN), (reading, POLLIN)], -1),
+        || {
+            quietly(|| calls::write(writing, b"p")).expect("write");
+        },
+    );
+    assert_eq!(ready, Ok(vec![0, POLLIN]));
+    side.sync("done");
+}
+
+fn woken_by_an_eventfd(side: &Side, fd: Fd) {
+    let event = calls::eventfd().expect("eventfd");
+    let ready = while_blocked(
+        || calls::poll(&[(event, POLLIN), (fd, POLLIN)], -1),
+        || {
+            quietly(|| calls::write(event, &1u64.to_ne_bytes())).expect("write");
+        },
+    );
+    assert_eq!(ready, Ok(vec![POLLIN, 0]));
+    side.sync("done");
+}
+
+fn woken_by_a_timer(side: &Side, fd: Fd) {
+    let start = Instant::now();
+    let timer = calls::timerfd(Duration::from_millis(60)).expect("timerfd");
+    assert_eq!(calls::poll(&[(fd, POLLIN), (timer, POLLIN)], -1), Ok(vec![0, POLLIN]));
+    assert_waited(start, Duration::from_millis(60));
+    side.sync("done");
+}
+
+fn woken_by_a_signalfd(side: &Side, fd: Fd) {
+    let signals = SignalSet::of(&[libc::SIGUSR2]);
+    signals.block_only();
+    let descriptor = signals.descriptor().expect("signalfd");
+    let thread = thread_id();
+    let ready = while_blocked(
+        || calls::poll(&[(fd, POLLIN), (descriptor, POLLIN)], -1),
+        || signal_thread(thread, libc::SIGUSR2),
+    );
+    assert_eq!(ready, Ok(vec![0, POLLIN]));
+    side.sync("done");
+}
+
+fn timeouts(side: &Side, fd: Fd) {
+    let timeout = Duration::from_millis(70);
+    let ways: &[fn(Fd, Duration) -> bool] = &[
+        |fd, timeout| calls::poll(&[(fd, POLLIN)], timeout.as_millis() as libc::c_int) == Ok(vec![0]),
+        |fd, timeout| calls::poll_chk(&[(fd, POLLIN)], timeout.as_millis() as libc::c_int) == Ok(vec![0]),
+        |fd, timeout| calls::ppoll(&[(fd, POLLIN)], Some(timeout), None) == Ok(vec![0]),
+        |fd, timeout| calls::ppoll_chk(&[(fd, POLLIN)], Some(timeout)) == Ok(vec![0]),
+        |fd, timeout| calls::select(&[fd], &[], &[], Some(timeout)) == Ok(Selected::default()),
+        |fd, timeout| calls::pselect(&[fd], &[], &[], Some(timeout), None) == Ok(Selected::default()),
+        |_, timeout| calls::poll(&[], timeout.as_millis() as libc::c_int) == Ok(vec![]),
+        |_, timeout| calls::select(&[], &[], &[], Some(timeout)) == Ok(Selected::default()),
+    ];
+    for way in ways {
+        let start = Instant::now();
+        assert!(way(fd, timeout));
+        assert_waited(start, timeout);
+    }
+    side.sync("done");
+}
+
+fn fortified(side: &Side, fd: Fd) {
+    assert_eq!(calls::poll_chk(&[(fd, ALL_EVENTS)], 0), Ok(vec![POLLOUT]));
+    assert_eq!(calls::ppoll_chk(&[(fd, ALL_EVENTS)], Some(Duration::ZERO)), Ok(vec![POLLOUT]));
+    let ready = while_blocked(|| calls::poll_chk(&[(fd, POLLIN)], -1), || demand(side));
+    assert_eq!(ready, Ok(vec![POLLIN]));
+    let _ = calls::read_chk(fd, 10);
+    let ready = while_blocked(|| calls::ppoll_chk(&[(fd, POLLIN)], None), || demand(side));
+    assert_eq!(ready, Ok(vec![POLLIN]));
+    let _ = calls::recv_chk(fd, 10, 0);
+    stop(side);
+}
+
+fn select_all_kinds(side: &Side, fd: Fd) {
+    let now = Some(Duration::ZERO);
+    assert_eq!(calls::select(&[fd], &[fd], &[fd], now).map(|found| found.write), Ok(vec![fd]));
+    demand(side);
+    await_readable(fd);
+    let found = calls::select(&[fd], &[fd], &[fd], now).expect("select");
+    assert_eq!((found.read, found.write), (vec![fd], vec![fd]));
+    let _ = calls::pselect(&[fd], &[fd], &[fd], now, None);
+    let _ = calls::select(&[fd], &[], &[], None);
+    let _ = calls::recv(fd, 10, 0);
+    let _ = calls::select(&[fd], &[], &[], now);
+    stop(side);
+    await_readable(fd);
+    let _ = calls::select(&[fd], &[fd], &[fd], now);
+}
+
+fn select_woken_by_data(side: &Side, fd: Fd) {
+    for _ in 0..3 {
+        let found = while_blocked(|| calls::select(&[fd], &[], &[], None), || demand(side));
+        assert_eq!(found.map(|found| found.read), Ok(vec![fd]));
+        let _ = calls::recv(fd, 10, 0);
+        let found = while_blocked(|| calls::pselect(&[fd], &[], &[fd], None, None), || demand(side));
+        assert_eq!(found.map(|found| found.read), Ok(vec![fd]));
+        let _ = calls::recv(fd, 10, 0);
+    }
+    stop(side);
+}
+
+fn select_bad_descriptor(side: &Side, fd: Fd) {
+    let closed = quietly(|| calls::dup(fd)).expect("dup");
+    quietly(|| calls::close(closed)).expect("close");
+    assert_eq!(calls::select(&[fd, closed], &[], &[], Some(Duration::ZERO)), Err(Errno::EBADF));
+    assert_eq!(calls::pselect(&[], &[closed], &[], Some(Duration::ZERO), None), Err(Errno::EBADF));
+    side.sync("done");
+}
+
+fn select_with_pipes(side: &Side, fd: Fd) {
+    let (reading, writing) = calls::pipe().expect("pipe");
+    let found = calls::select(&[reading, fd], &[writing], &[], Some(Duration::ZERO)).expect("select");
+    assert_eq!((found.read, found.write), (vec![], vec![writing]));
+    let found = while_blocked(
+        || calls::select(&[reading, fd], &[], &[], None),
+        || {
+            quietly(|| calls::write(writing, b"p")).expect("write");
+        },
+    );
+    assert_eq!(found.map(|found| found.read), Ok(vec![reading]));
+    demand(side);
+    await_readable(fd);
+    let found = calls::select(&[reading, fd], &[writing], &[], None).expect("select");
+    assert_eq!(found.read, vec![reading, fd]);
+    let _ = calls::recv(fd, 10, 0);
+    stop(side);
+}
+
+fn connection_and_copy(side: &Side, fd: Fd) {
+    let copy = calls::dup(fd).expect("dup");
+    let ready = while_blocked(|| calls::poll(&[(fd, POLLIN), (copy, POLLIN)], -1), || demand(side));
+    assert_eq!(ready, Ok(vec![POLLIN, POLLIN]));
+    assert_eq!(calls::recv(copy, 10, 0), Ok(b"data".to_vec()));
+    assert_eq!(calls::poll(&[(fd, POLLIN), (copy, POLLIN)], 0), Ok(vec![0, 0]));
+    stop(side);
+}
+
+/// An epoll descriptor is readable while one of its own is ready.
+fn poll_of_an_epoll(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN, 7).expect("EPOLL_CTL_ADD");
+    assert_eq!(calls::poll(&[(epfd, POLLIN)], 0), Ok(vec![0]));
+    let ready = while_blocked(|| calls::poll(&[(epfd, POLLIN)], -1), || demand(side));
+    assert_eq!(ready, Ok(vec![POLLIN]));
+    let _ = calls::epoll_wait(epfd, 4, -1);
+    let _ = calls::select(&[epfd], &[], &[], None);
+    let _ = calls::recv(fd, 10, 0);
+    assert_eq!(calls::poll(&[(epfd, POLLIN)], 0), Ok(vec![0]));
+    stop(side);
+}
+
+fn in_two_threads(side: &Side, fd: Fd) {
+    let other = std::thread::scope(|scope| {
+        let other = scope.spawn(|| quietly(|| calls::poll(&[(fd, POLLIN)], -1)));
+        let ready = while_blocked(|| quietly(|| calls::poll(&[(fd, POLLIN)], -1)), || demand(side));
+        say!("here: {ready:?}");
+        other.join().expect("the other thread is well")
+    });
+    say!("there: {other:?}");
+    await_unread(fd, 4);
+    let _ = calls::recv(fd, 10, 0);
+    stop(side);
+}
+
+const SHORT_POLLS: usize = 2000;
+
+/// Requests whose answers are awaited by polls without a timeout, as some programs do.
+fn many_short_polls(_side: &Side, fd: Fd) {
+    calls::set_nonblocking(fd, true).expect("FIONBIO");
+    for round in 0..SHORT_POLLS {
+        let request = (round as u32).to_be_bytes();
+        assert_eq!(quietly(|| calls::send(fd, &request, 0)), Ok(4));
+        while quietly(|| calls::poll(&[(fd, POLLIN)], 0)) == Ok(vec![0]) {
+            std::thread::yield_now();
+        }
+        assert_eq!(quietly(|| calls::recv(fd, 100, 0)), Ok(request.to_vec()));
+    }
+    say!("{SHORT_POLLS} rounds");
+}
+
+fn echoes(_side: &Side, fd: Fd) {
+    for _ in 0..SHORT_POLLS {
+        let request = receive_exactly(fd, 4);
+        assert_eq!(quietly(|| calls::send(fd, &request, 0)), Ok(4));
+    }
+    await_readable(fd);
+}

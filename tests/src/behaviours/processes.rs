@@ -1,0 +1,478 @@
+//! Processes that share a connection, inherit it, or hand it on.
+
+use super::peers::{echo, request_echoes, send_all};
+use super::{Behaviour, Tally};
+use crate::calls::{self, Child, End, Fd, Leave, Program, fork, quietly};
+use crate::say;
+use crate::side::{
+    Pattern, Side, await_readable, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern,
+    while_blocked,
+};
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::whole("child_serves", child_serves, asks, Tally::Upgraded(1)),
+    Behaviour::whole("child_serves_and_leaves_at_once", child_serves_and_leaves, asks, Tally::Upgraded(1))
+        .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::whole("a_child_for_each_connection", child_for_each, asks_on_five, Tally::Upgraded(5)),
+    Behaviour::whole("children_accept", children_accept, asks_on_six, Tally::Upgraded(6)),
+    Behaviour::whole("child_connects", waits_for_child, child_connects, Tally::Upgraded(1)),
+    Behaviour::whole("served_by_a_grandchild", grandchild_serves, asks, Tally::Upgraded(1)),
+    Behaviour::connected("parent_and_child_in_turn", in_turn, echoes),
+    Behaviour::connected("child_reads_parent_writes", child_reads_parent_writes, echoes),
+    Behaviour::connected("child_has_it_after_the_parent", child_after_parent, echoes),
+    Behaviour::connected("child_closes_its_copy", child_closes, echoes),
+    Behaviour::connected("child_exits_with_its_copy", child_exits, echoes),
+    Behaviour::connected("child_is_killed_with_its_copy", child_killed, echoes),
+    Behaviour::connected("end_only_after_the_child", end_after_child, notes_the_end),
+    Behaviour::connected("fifty_children_in_turn", fifty_children, echoes),
+    Behaviour::connected("killed_in_the_middle_of_sends", killed_in_sends, counts_two_kinds)
+        .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::connected("killed_in_the_middle_of_receives", killed_in_receives, sends_for_two)
+        .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::whole(
+        "child_is_killed_while_busy",
+        child_killed_while_busy,
+        reads_until_it_ends,
+        Tally::Upgraded(1),
+    )
+    .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::connected("fork_while_a_thread_reads", fork_while_reading, sends_once),
+    Behaviour::connected("programs_that_do_not_care", programs_that_do_not_care, echoes),
+    Behaviour::connected("forked_before_and_used_after", forked_before, echoes)
+        .tally(Tally::Total(1), Tally::Total(1)),
+    Behaviour::whole("two_processes_before_the_upgrade", two_at_once, asks_ten, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("shared-before-upgrade", 1)]), Tally::Stayed(1)),
+];
+
+fn asks(side: &Side) {
+    let fd = side.connect();
+    request_echoes(fd, 100, 3000);
+    calls::close(fd).expect("close");
+    say!("100 echoes");
+    side.sync("done");
+}
+
+fn echoes(_side: &Side, fd: Fd) {
+    say!("echoed {}", echo(fd));
+}
+
+/// As a postmaster and its backend.
+fn child_serves(side: &Side) {
+    serve_in_child(side, Leave::Exit);
+}
+
+fn child_serves_and_leaves(side: &Side) {
+    serve_in_child(side, Leave::AtOnce);
+}
+
+fn serve_in_child(side: &Side, leave: Leave) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    let child = fork(leave, || {
+        calls::close(listener).expect("close");
+        say!("echoed {}", echo(fd));
+    });
+    quietly(|| calls::close(fd)).expect("close");
+    child.wait_for_success();
+    side.sync("done");
+}
+
+fn child_for_each(side: &Side) {
+    let listener = side.listen();
+    let children: Vec<Child> = (0..5)
+        .map(|_| {
+            let fd = quietly(|| side.accept(listener));
+            let child = fork(Leave::Exit, || {
+                echo(fd);
+            });
+            quietly(|| calls::close(fd)).expect("close");
+            child
+        })
+        .collect();
+    for child in children {
+        child.wait_for_success();
+    }
+}
+
+fn asks_on(side: &Side, count: usize) {
+    let destination = side.destination();
+    let fds: Vec<Fd> = (0..count).map(|_| quietly(|| side.connect_to(destination))).collect();
+    for round in 0..40 {
+        for &fd in &fds {
+            request_echoes(fd, 1, 10 + round);
+        }
+    }
+    say!("{count} connections answered");
+}
+
+fn asks_on_five(side: &Side) {
+    asks_on(side, 5);
+}
+
+fn asks_on_six(side: &Side) {
+    let destination = side.destination();
+    for _ in 0..6 {
+        let fd = quietly(|| side.connect_to(destination));
+        request_echoes(fd, 40, 500);
+        quietly(|| calls::close(fd)).expect("close");
+    }
+    say!("6 connections answered");
+}
+
+/// Processes that were forked first, and accept from the listener that they share.
+fn children_accept(side: &Side) {
+    let listener = side.listen_quietly();
+    let children: Vec<Child> = (0..2)
+        .map(|_| {
+            fork(Leave::Exit, || {
+                for _ in 0..3 {
+                    let fd = quietly(|| side.accept(listener));
+                    echo(fd);
+                    quietly(|| calls::close(fd)).expect("close");
+                }
+            })
+        })
+        .collect();
+    side.tell(u64::from(crate::side::listening_port(listener)));
+    for child in children {
+        child.wait_for_success();
+    }
+}
+
+fn waits_for_child(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    say!("echoed {}", echo(fd));
+}
+
+fn child_connects(side: &Side) {
+    let destination = side.destination();
+    fork(Leave::Exit, || {
+        let fd = side.connect_to(destination);
+        request_echoes(fd, 100, 500);
+        say!("100 echoes");
+    })
+    .wait_for_success();
+}
+
+/// As a daemon starts: the process in between is gone before the first byte.
+fn grandchild_serves(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    let (reading, writing) = calls::pipe().expect("pipe");
+    fork(Leave::Exit, || {
+        quietly(|| calls::close(reading)).expect("close");
+        // The grandchild is on its own: nobody waits for it but at the pipe.
+        let _ = fork(Leave::Exit, || {
+            say!("echoed {}", echo(fd));
+            side.sync("done");
+        });
+    })
+    .wait_for_success();
+    quietly(|| {
+        calls::close(fd).expect("close");
+        calls::close(writing).expect("close");
+        assert_eq!(calls::read(reading, 1), Ok(vec![]));
+    });
+}
+
+/// Runs `body` in a child, and waits for it.
+fn in_child(body: impl FnOnce()) {
+    fork(Leave::Exit, body).wait_for_success();
+}
+
+fn in_turn(_side: &Side, fd: Fd) {
+    for round in 0..5 {
+        request_echoes(fd, 5, 300);
+        in_child(|| request_echoes(fd, 5 + round, 300));
+    }
+    let child = fork(Leave::Exit, || {
+        assert_eq!(quietly(|| calls::recv(fd, 5, 0)), Ok(b"for y".to_vec()));
+        say!("the child has its part");
+    });
+    send_all(fd, b"for you");
+    child.wait_for_success();
+    assert_eq!(receive_exactly(fd, 2), b"ou");
+}
+
+fn child_reads_parent_writes(_side: &Side, fd: Fd) {
+    const LENGTH: usize = 3 << 20;
+    let child = fork(Leave::Exit, || {
+        receive_pattern(fd, &mut Pattern::new(31), LENGTH, 50_000);
+        say!("received {LENGTH}");
+    });
+    send_pattern(fd, &mut Pattern::new(31), LENGTH, 30_000);
+    child.wait_for_success();
+    request_echoes(fd, 5, 300);
+}
+
+fn child_after_parent(_side: &Side, fd: Fd) {
+    let child = fork(Leave::Exit, || {
+        request_echoes(fd, 30, 3000);
+        say!("30 echoes");
+    });
+    calls::close(fd).expect("close");
+    child.wait_for_success();
+}
+
+fn child_closes(_side: &Side, fd: Fd) {
+    in_child(|| {
+        calls::close(fd).expect("close");
+    });
+    request_echoes(fd, 10, 300);
+    in_child(|| {
+        request_echoes(fd, 10, 300);
+        calls::close(fd).expect("close");
+    });
+    request_echoes(fd, 10, 300);
+}
+
+fn child_exits(_side: &Side, fd: Fd) {
+    in_child(|| {});
+    request_echoes(fd, 10, 300);
+    fork(Leave::AtOnce, || request_echoes(fd, 10, 300)).wait_for_success();
+    request_echoes(fd, 10, 300);
+}
+
+fn child_killed(_side: &Side, fd: Fd) {
+    for used in [false, true] {
+        let child = fork(Leave::Exit, || {
+            if used {
+                request_echoes(fd, 10, 300);
+            }
+            calls::kill_self();
+        });
+        assert_eq!(child.wait(), End::Signal(libc::SIGKILL));
+        request_echoes(fd, 10, 300);
+    }
+}
+
+fn end_after_child(side: &Side, fd: Fd) {
+    let (reading, writing) = calls::pipe().expect("pipe");
+    let child = fork(Leave::Exit, || {
+        quietly(|| calls::close(writing)).expect("close");
+        assert_eq!(quietly(|| calls::read(reading, 1)), Ok(vec![]));
+    });
+    calls::close(fd).expect("close");
+    side.sync("closed here");
+    side.sync("no end yet");
+    calls::close(writing).expect("close");
+    child.wait_for_success();
+    side.sync("closed there");
+}
+
+fn notes_the_end(side: &Side, fd: Fd) {
+    side.sync("closed here");
+    assert_eq!(calls::poll(&[(fd, libc::POLLIN)], 0), Ok(vec![0]));
+    side.sync("no end yet");
+    side.sync("closed there");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+}
+
+fn fifty_children(_side: &Side, fd: Fd) {
+    quietly(|| {
+        for _ in 0..50 {
+            in_child(|| request_echoes(fd, 2, 300));
+        }
+    });
+    request_echoes(fd, 2, 300);
+    say!("50 children");
+}
+
+const KILLS: usize = 20;
+const OURS: usize = 5000;
+
+/// Children that are killed in the middle of whatever a send does leave nothing that holds the parent up.
+fn killed_in_sends(side: &Side, fd: Fd) {
+    for round in 0..KILLS {
+        let (reading, writing) = quietly(calls::pipe).expect("pipe");
+        let child = fork(Leave::Exit, || {
+            quietly(|| {
+                loop {
+                    let _ = calls::send(fd, &[b'c'; 700], 0);
+                    let _ = calls::write(writing, b"s");
+                }
+            });
+        });
+        // Each at another place of its loop.
+        receive_from_pipe(reading, 1 + round * 3);
+        calls::kill(child.0, libc::SIGKILL).expect("kill");
+        assert_eq!(quietly(|| child.wait()), End::Signal(libc::SIGKILL));
+        send_all(fd, &[b'p'; OURS]);
+        quietly(|| calls::close(reading)).expect("close");
+        quietly(|| calls::close(writing)).expect("close");
+    }
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    side.sync("done");
+}
+
+fn receive_from_pipe(reading: Fd, mut bytes: usize) {
+    while bytes > 0 {
+        bytes -= quietly(|| calls::read(reading, bytes)).expect("read").len();
+    }
+}
+
+fn counts_two_kinds(side: &Side, fd: Fd) {
+    let mut ours = 0;
+    loop {
+        let data = quietly(|| calls::recv(fd, 65536, 0)).expect("recv");
+        if data.is_empty() {
+            break;
+        }
+        assert!(data.iter().all(|byte| b"cp".contains(byte)), "nobody sent this");
+        ours += data.iter().filter(|&&byte| byte == b'p').count();
+    }
+    say!("received {ours}");
+    assert_eq!(ours, KILLS * OURS);
+    side.sync("done");
+}
+
+/// The same for receives: what a killed child took is gone, and the parent has the rest.
+fn killed_in_receives(side: &Side, fd: Fd) {
+    for round in 0..KILLS {
+        let (reading, writing) = quietly(calls::pipe).expect("pipe");
+        let child = fork(Leave::Exit, || {
+            quietly(|| {
+                loop {
+                    let _ = calls::recv(fd, 700, 0);
+                    let _ = calls::write(writing, b"r");
+                }
+            });
+        });
+        side.sync("stream");
+        receive_from_pipe(reading, 1 + round * 3);
+        calls::kill(child.0, libc::SIGKILL).expect("kill");
+        assert_eq!(quietly(|| child.wait()), End::Signal(libc::SIGKILL));
+        quietly(|| calls::close(reading)).expect("close");
+        quietly(|| calls::close(writing)).expect("close");
+        side.sync("the child is gone");
+        // The rest of this round, up to its last byte.
+        loop {
+            let data = quietly(|| calls::recv(fd, 65536, 0)).expect("recv");
+            assert!(!data.is_empty(), "the stream ended early");
+            if data.ends_with(b"!") {
+                break;
+            }
+        }
+    }
+    say!("{KILLS} children");
+    side.sync("done");
+}
+
+fn sends_for_two(side: &Side, fd: Fd) {
+    for _ in 0..KILLS {
+        side.sync("stream");
+        for _ in 0..100 {
+            send_all(fd, &[b'.'; 700]);
+        }
+        side.sync("the child is gone");
+        send_all(fd, b"!");
+    }
+    side.sync("done");
+}
+
+/// As a backend that is killed while it answers a long query.
+fn child_killed_while_busy(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    let child = fork(Leave::Exit, || {
+        side.answer_warm_up_with(fd, 16);
+        let mut pattern = Pattern::new(32);
+        send_pattern(fd, &mut pattern, 3 << 20, 10_000);
+        side.tell(pattern.position());
+        calls::kill_self();
+    });
+    quietly(|| calls::close(fd)).expect("close");
+    assert_eq!(child.wait(), End::Signal(libc::SIGKILL));
+    side.sync("done");
+}
+
+fn reads_until_it_ends(side: &Side) {
+    let fd = side.connect();
+    side.warm_up_with(fd, 16);
+    let total = receive_pattern_to_end(fd, &mut Pattern::new(32));
+    assert_eq!(total as u64, side.told());
+    say!("received {total}");
+    side.sync("done");
+}
+
+fn fork_while_reading(side: &Side, fd: Fd) {
+    let data = while_blocked(
+        || calls::recv(fd, 10, 0),
+        || {
+            for _ in 0..5 {
+                // Its child has only the thread that forked, and leaves without touching what others hold.
+                quietly(|| fork(Leave::AtOnce, || {}).wait_for_success());
+            }
+            side.sync("send now");
+        },
+    );
+    assert_eq!(data, Ok(b"data".to_vec()));
+    side.sync("done");
+}
+
+fn sends_once(side: &Side, fd: Fd) {
+    side.sync("send now");
+    assert_eq!(calls::send(fd, b"data", 0), Ok(4));
+    side.sync("done");
+}
+
+/// As system(3) does: programs with and without the library inherit the connection and leave it alone.
+fn programs_that_do_not_care(_side: &Side, fd: Fd) {
+    for shimmed in [true, false] {
+        let program = Program::helper("nothing", &[], shimmed);
+        program.spawn(&[]).expect("posix_spawn").wait_for_success();
+        request_echoes(fd, 10, 300);
+        program.vfork_and_exec().expect("vfork").wait_for_success();
+        request_echoes(fd, 10, 300);
+        in_child(|| panic!("exec: {}", program.exec()));
+        request_echoes(fd, 10, 300);
+    }
+}
+
+/// A child that was forked before the first byte looks on while its parent has the connection upgraded, and
+/// uses it later.
+fn forked_before(_side: &Side, fd: Fd) {
+    let (reading, writing) = calls::pipe().expect("pipe");
+    let child = fork(Leave::Exit, || {
+        quietly(|| calls::close(writing)).expect("close");
+        assert_eq!(quietly(|| calls::read(reading, 1)), Ok(vec![]));
+        request_echoes(fd, 10, 300);
+    });
+    request_echoes(fd, 20, 300);
+    calls::close(writing).expect("close");
+    child.wait_for_success();
+    request_echoes(fd, 10, 300);
+}
+
+/// Parent and child take requests in turn, from the first one on.
+fn two_at_once(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    let (parents_turn, from_child) = calls::pipe().expect("pipe");
+    let (childs_turn, from_parent) = calls::pipe().expect("pipe");
+    let answer = |mine: Fd, theirs: Fd| {
+        quietly(|| {
+            for _ in 0..5 {
+                assert_eq!(calls::read(mine, 1), Ok(b"t".to_vec()));
+                let request = receive_exactly(fd, 3);
+                send_all(fd, &request);
+                assert_eq!(calls::write(theirs, b"t"), Ok(1));
+            }
+        });
+    };
+    let child = fork(Leave::Exit, || answer(childs_turn, from_child));
+    quietly(|| calls::write(from_parent, b"t")).expect("write");
+    answer(parents_turn, from_parent);
+    child.wait_for_success();
+}
+
+fn asks_ten(side: &Side) {
+    let fd = side.connect();
+    for _ in 0..10 {
+        send_all(fd, b"ask");
+        await_readable(fd);
+        assert_eq!(receive_exactly(fd, 3), b"ask");
+    }
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+}

@@ -1,0 +1,202 @@
+//! Processes that run out of something, or may not do something: the bytes arrive all the same.
+
+use super::peers::{echo, request_echoes};
+use super::{Behaviour, Tally};
+use crate::calls::{self, Errno, Fd, forbid, quietly};
+use crate::say;
+use crate::side::{Pattern, Side, receive_pattern, send_pattern};
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::whole(
+        "client_without_descriptors",
+        echoes,
+        connects_with_the_last_descriptor,
+        Tally::Total(1),
+    )
+    .tally(Tally::Stayed(1), Tally::Mixed(0, &[("no-fds", 1)])),
+    Behaviour::whole("server_without_descriptors", accepts_with_the_last_descriptor, asks, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("no-fds", 1)]), Tally::Stayed(1)),
+    Behaviour::whole(
+        "few_descriptors",
+        echoes_with_few_descriptors,
+        asks_with_few_descriptors,
+        Tally::Upgraded(1),
+    ),
+    Behaviour::whole("server_without_memory_files", echoes_without_memfd, asks, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("no-memory", 1)]), Tally::Stayed(1)),
+    Behaviour::whole("server_without_space", echoes_without_fallocate, asks, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("no-memory", 1)]), Tally::Stayed(1)),
+    Behaviour::whole("server_without_address_space", echoes_without_address_space, asks, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("no-memory", 1)]), Tally::Stayed(1)),
+    Behaviour::whole("client_without_address_space", echoes, asks_without_address_space, Tally::Total(1))
+        .tally(Tally::Stayed(1), Tally::Mixed(0, &[("no-memory", 1)])),
+    Behaviour::whole("server_with_small_files", echoes_with_small_files, asks, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("no-memory", 1)]), Tally::Stayed(1)),
+    Behaviour::whole("server_that_cannot_ask_for_owners", echoes_without_netlink, asks, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("no-diag", 1)]), Tally::Stayed(1)),
+    Behaviour::whole("client_that_cannot_ask_for_owners", echoes, asks_without_netlink, Tally::Total(1))
+        .tally(Tally::Stayed(1), Tally::Mixed(0, &[("no-diag", 1)])),
+    Behaviour::connected("no_space_to_grow", streams_without_fallocate, streams_back),
+    Behaviour::connected("no_large_files_to_grow", streams_with_small_files, streams_back),
+    // A process in a folder of its own cannot reach the one for statistics.
+    Behaviour::whole("confined_client", echoes, asks_confined, Tally::Upgraded(1))
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .needs_root(),
+    Behaviour::whole("confined_server", echoes_confined, asks, Tally::Upgraded(1))
+        .tally(Tally::Unknown, Tally::Upgraded(1))
+        .needs_root(),
+];
+
+fn accept_one(side: &Side) -> Fd {
+    let listener = side.listen();
+    side.accept(listener)
+}
+
+fn echoes(side: &Side) {
+    let fd = accept_one(side);
+    say!("echoed {}", echo(fd));
+}
+
+fn asks(side: &Side) {
+    let fd = side.connect();
+    ask(fd);
+}
+
+fn ask(fd: Fd) {
+    request_echoes(fd, 100, 3000);
+    say!("100 echoes");
+}
+
+/// Opens files until there is room for `left` descriptors.
+fn leave_descriptors(left: usize) {
+    calls::limit_descriptors(64);
+    let mut opened = Vec::new();
+    quietly(|| {
+        while let Ok(fd) = calls::open("/dev/null", libc::O_RDONLY) {
+            opened.push(fd);
+        }
+        for fd in opened.iter().rev().take(left) {
+            calls::close(*fd).expect("close");
+        }
+    });
+}
+
+fn connects_with_the_last_descriptor(side: &Side) {
+    let destination = side.destination();
+    leave_descriptors(1);
+    let fd = side.connect_to(destination);
+    ask(fd);
+    assert_eq!(calls::dup(fd), Err(Errno::EMFILE));
+    calls::limit_descriptors(128);
+}
+
+fn accepts_with_the_last_descriptor(side: &Side) {
+    let listener = side.listen();
+    leave_descriptors(1);
+    let fd = side.accept(listener);
+    say!("echoed {}", echo(fd));
+    assert_eq!(calls::dup(fd), Err(Errno::EMFILE));
+    // Statistics need one, too.
+    calls::limit_descriptors(128);
+}
+
+fn echoes_with_few_descriptors(side: &Side) {
+    calls::limit_descriptors(24);
+    echoes(side);
+}
+
+fn asks_with_few_descriptors(side: &Side) {
+    calls::limit_descriptors(24);
+    asks(side);
+}
+
+/// What the connection itself needs is there; only then comes the shortage.
+fn echoes_after(side: &Side, shortage: impl FnOnce()) {
+    let fd = accept_one(side);
+    shortage();
+    say!("echoed {}", echo(fd));
+}
+
+fn asks_after(side: &Side, shortage: impl FnOnce()) {
+    let fd = side.connect();
+    shortage();
+    ask(fd);
+}
+
+fn echoes_without_memfd(side: &Side) {
+    echoes_after(side, || forbid(libc::SYS_memfd_create, None, Errno::ENOMEM));
+}
+
+fn echoes_without_fallocate(side: &Side) {
+    echoes_after(side, || forbid(libc::SYS_fallocate, None, Errno::ENOSPC));
+}
+
+fn no_address_space() {
+    let status = std::fs::read_to_string("/proc/self/status").expect("/proc is mounted");
+    let size = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB")?.parse().ok());
+    let size: u64 = size.expect("a process has a size");
+    calls::limit_resource(libc::RLIMIT_AS, (size << 10) + (8 << 20));
+}
+
+fn echoes_without_address_space(side: &Side) {
+    echoes_after(side, no_address_space);
+}
+
+fn asks_without_address_space(side: &Side) {
+    asks_after(side, no_address_space);
+}
+
+/// A file that grows beyond this limit also raises SIGXFSZ, which kills.
+fn small_files() {
+    calls::limit_resource(libc::RLIMIT_FSIZE, 1 << 20);
+}
+
+fn echoes_with_small_files(side: &Side) {
+    echoes_after(side, small_files);
+}
+
+fn no_netlink() {
+    forbid(libc::SYS_socket, Some(libc::AF_NETLINK as u32), Errno::EPERM);
+}
+
+fn echoes_without_netlink(side: &Side) {
+    echoes_after(side, no_netlink);
+}
+
+fn asks_without_netlink(side: &Side) {
+    asks_after(side, no_netlink);
+}
+
+const STREAM: usize = 4 << 20;
+
+fn stream(fd: Fd, ours: u64, theirs: u64) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| send_pattern(fd, &mut Pattern::new(ours), STREAM, 200_000));
+        receive_pattern(fd, &mut Pattern::new(theirs), STREAM, 100_000);
+    });
+    say!("sent and received {STREAM}");
+}
+
+fn streams_without_fallocate(_side: &Side, fd: Fd) {
+    forbid(libc::SYS_fallocate, None, Errno::ENOSPC);
+    stream(fd, 41, 42);
+}
+
+fn streams_with_small_files(_side: &Side, fd: Fd) {
+    small_files();
+    stream(fd, 41, 42);
+}
+
+fn streams_back(_side: &Side, fd: Fd) {
+    stream(fd, 42, 41);
+}
+
+fn asks_confined(side: &Side) {
+    asks_after(side, || calls::confine_to("/usr"));
+}
+
+fn echoes_confined(side: &Side) {
+    echoes_after(side, || calls::confine_to("/usr"));
+}

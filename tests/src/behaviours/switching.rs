@@ -1,0 +1,348 @@
+//! The switch from TCP to the ring in the middle of streams.
+//!
+//! Nothing here warms a connection up: bytes are on their way in both directions, in pieces and with
+//! pauses of random length, when the upgrade comes. Each stream must arrive without a byte lost, doubled
+//! or out of place.
+
+use super::peers::{request_echoes, send_all};
+use super::{Behaviour, Tally};
+use crate::calls::{self, Errno, Fd, quietly};
+use crate::say;
+use crate::side::{Pattern, Side, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern};
+
+const RUNS: u64 = 40;
+
+/// Streams that run freely may be over before the other side has come to answer.
+const MOST: Tally = Tally::AtLeast(RUNS / 2, RUNS);
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::whole("both_ways_with_slow_readers", slow_readers_server, slow_readers_client, MOST),
+    Behaviour::whole("both_ways_by_poll", polling_server, polling_client, MOST),
+    Behaviour::whole("both_ways_by_epoll", epolling_server, epolling_client, MOST),
+    Behaviour::whole("one_way_to_the_client", sends_much, receives_much, Tally::Total(RUNS)),
+    Behaviour::whole("one_way_to_the_server", receives_much_server, sends_much_client, Tally::Total(RUNS)),
+    Behaviour::whole("while_a_reader_is_blocked", blocked_server, blocked_client, MOST),
+    Behaviour::whole("requests_and_responses", answers, asks, Tally::Upgraded(RUNS)),
+    Behaviour::whole("while_waiting_for_all", waits_for_all, sends_in_pieces, Tally::Upgraded(RUNS)),
+    Behaviour::whole("with_much_unread", leaves_much_unread, fills_before_it_asks, Tally::Upgraded(RUNS)),
+    Behaviour::whole("peeking_all_along", peeks_along, asks, Tally::Upgraded(RUNS)),
+];
+
+/// Small random numbers of a known seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % sides
+    }
+
+    /// A size that is small as often as it is large.
+    fn size(&mut self) -> usize {
+        let bits = self.roll(17);
+        1 + self.roll(1 << bits)
+    }
+
+    /// Lets the other side run for a moment, sometimes.
+    fn pause(&mut self) {
+        for _ in 0..[0, 0, 0, 1, 5, 50][self.roll(6)] {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn each_accepted(side: &Side, body: impl Fn(u64, Fd)) {
+    let listener = side.listen();
+    quietly(|| {
+        for run in 0..RUNS {
+            let fd = side.accept(listener);
+            body(run, fd);
+            calls::close(fd).expect("close");
+        }
+    });
+    say!("{RUNS} connections served");
+}
+
+fn each_connected(side: &Side, body: impl Fn(u64, Fd)) {
+    let destination = side.destination();
+    quietly(|| {
+        for run in 0..RUNS {
+            let fd = side.connect_to(destination);
+            body(run, fd);
+            calls::close(fd).expect("close");
+        }
+    });
+    say!("{RUNS} connections used");
+}
+
+const LENGTH: usize = 300_000;
+
+/// A thread for each direction.
+fn stream_both_ways(fd: Fd, ours: u64, theirs: u64) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            quietly(|| {
+                let (mut dice, mut pattern) = (Dice(ours), Pattern::new(ours));
+                while (pattern.position() as usize) < LENGTH {
+                    let size = dice.size().min(LENGTH - pattern.position() as usize);
+                    send_pattern(fd, &mut pattern, size, size);
+                    dice.pause();
+                }
+                calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+            });
+        });
+        let (mut dice, mut pattern) = (Dice(theirs ^ 99), Pattern::new(theirs));
+        while (pattern.position() as usize) < LENGTH {
+            let size = dice.size().min(LENGTH - pattern.position() as usize);
+            receive_pattern(fd, &mut pattern, size, size);
+            dice.pause();
+        }
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    });
+}
+
+fn slow_readers_server(side: &Side) {
+    each_accepted(side, |run, fd| stream_both_ways(fd, 2 * run, 2 * run + 1));
+}
+
+fn slow_readers_client(side: &Side) {
+    each_connected(side, |run, fd| stream_both_ways(fd, 2 * run + 1, 2 * run));
+}
+
+/// Which wait drives [`stream_nonblocking`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    Poll,
+    EdgeTriggeredEpoll,
+}
+
+/// One thread, non-blocking, both directions.
+fn stream_nonblocking(fd: Fd, ours: u64, theirs: u64, wait: Wait) {
+    calls::set_nonblocking(fd, true).expect("FIONBIO");
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    if wait == Wait::EdgeTriggeredEpoll {
+        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        calls::epoll_add(epfd, fd, events, 0).expect("EPOLL_CTL_ADD");
+    }
+    let mut dice = Dice(ours);
+    let (mut ours, mut theirs) = (Pattern::new(ours), Pattern::new(theirs));
+    let (mut may_write, mut may_read) = (true, true);
+    let all = LENGTH as u64;
+    while ours.position() < all || theirs.position() < all {
+        dice.pause();
+        let wants_write = ours.position() < all;
+        let wants_read = theirs.position() < all;
+        if wants_write && may_write && dice.roll(2) == 0 {
+            let data = ours.take(dice.size().min((all - ours.position()) as usize));
+            match calls::send(fd, &data, 0) {
+                Ok(sent) => ours.put_back(data.len() - sent),
+                Err(error) => {
+                    assert_eq!(error, Errno::EAGAIN);
+                    ours.put_back(data.len());
+                    may_write = false;
+                }
+            }
+        }
+        if wants_read && may_read && dice.roll(2) == 0 {
+            match calls::recv(fd, dice.size().min((all - theirs.position()) as usize), 0) {
+                Ok(data) => {
+                    assert!(!data.is_empty(), "the stream ended early");
+                    theirs.expect(&data);
+                }
+                Err(error) => {
+                    assert_eq!(error, Errno::EAGAIN);
+                    may_read = false;
+                }
+            }
+        }
+        let stuck = !(wants_write && may_write || wants_read && may_read);
+        let timeout = if stuck { -1 } else { 0 };
+        match wait {
+            Wait::Poll if stuck => {
+                let write = if wants_write { libc::POLLOUT } else { 0 };
+                let read = if wants_read { libc::POLLIN } else { 0 };
+                let ready = calls::poll(&[(fd, write | read)], timeout).expect("poll")[0];
+                may_write |= ready & libc::POLLOUT != 0;
+                may_read |= ready & libc::POLLIN != 0;
+            }
+            Wait::Poll => {}
+            Wait::EdgeTriggeredEpoll => {
+                for ready in calls::epoll_wait(epfd, 4, timeout).expect("epoll_wait") {
+                    may_write |= ready.has(libc::EPOLLOUT);
+                    may_read |= ready.has(libc::EPOLLIN);
+                }
+            }
+        }
+    }
+    calls::close(epfd).expect("close");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    calls::set_nonblocking(fd, false).expect("FIONBIO");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+}
+
+fn polling_server(side: &Side) {
+    each_accepted(side, |run, fd| stream_nonblocking(fd, 2 * run, 2 * run + 1, Wait::Poll));
+}
+
+fn polling_client(side: &Side) {
+    each_connected(side, |run, fd| stream_nonblocking(fd, 2 * run + 1, 2 * run, Wait::Poll));
+}
+
+fn epolling_server(side: &Side) {
+    each_accepted(side, |run, fd| stream_nonblocking(fd, 2 * run, 2 * run + 1, Wait::EdgeTriggeredEpoll));
+}
+
+fn epolling_client(side: &Side) {
+    each_connected(side, |run, fd| stream_nonblocking(fd, 2 * run + 1, 2 * run, Wait::EdgeTriggeredEpoll));
+}
+
+fn send_at_random(run: u64, fd: Fd) {
+    let (mut dice, mut pattern) = (Dice(run), Pattern::new(run));
+    while (pattern.position() as usize) < LENGTH {
+        let size = dice.size().min(LENGTH - pattern.position() as usize);
+        send_pattern(fd, &mut pattern, size, size);
+        dice.pause();
+    }
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+}
+
+fn receive_at_random(run: u64, fd: Fd) {
+    let (mut dice, mut pattern) = (Dice(run ^ 77), Pattern::new(run));
+    loop {
+        let data = calls::recv(fd, dice.size(), 0).expect("recv");
+        if data.is_empty() {
+            break;
+        }
+        pattern.expect(&data);
+        dice.pause();
+    }
+    assert_eq!(pattern.position(), LENGTH as u64);
+}
+
+fn sends_much(side: &Side) {
+    each_accepted(side, |run, fd| {
+        send_at_random(run, fd);
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    });
+}
+
+fn receives_much(side: &Side) {
+    each_connected(side, receive_at_random);
+}
+
+fn receives_much_server(side: &Side) {
+    each_accepted(side, receive_at_random);
+}
+
+fn sends_much_client(side: &Side) {
+    each_connected(side, |run, fd| {
+        send_at_random(run, fd);
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    });
+}
+
+/// A reader that has gone to sleep before the upgrade is woken by what comes after it.
+fn blocked_server(side: &Side) {
+    each_accepted(side, |run, fd| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                quietly(|| receive_pattern(fd, &mut Pattern::new(run), 200, 1));
+            });
+            for round in 0..100u8 {
+                send_all(fd, &[round]);
+                Dice(run + u64::from(round)).pause();
+            }
+        });
+    });
+}
+
+fn blocked_client(side: &Side) {
+    each_connected(side, |run, fd| {
+        let mut pattern = Pattern::new(run);
+        for round in 0..100u8 {
+            assert_eq!(receive_exactly(fd, 1), [round]);
+            send_pattern(fd, &mut pattern, 2, 2);
+        }
+    });
+}
+
+fn asks(side: &Side) {
+    each_connected(side, |run, fd| request_echoes(fd, 40, 100 + 50 * run as usize));
+}
+
+fn answers(side: &Side) {
+    each_accepted(side, |_, fd| {
+        super::peers::echo(fd);
+    });
+}
+
+fn peeks_along(side: &Side) {
+    each_accepted(side, |_, fd| {
+        loop {
+            let peeked = calls::recv(fd, 5000, libc::MSG_PEEK).expect("recv");
+            let data = calls::recv(fd, 5000, 0).expect("recv");
+            assert!(data.starts_with(&peeked), "what was peeked at comes first");
+            if data.is_empty() {
+                break;
+            }
+            send_all(fd, &data);
+        }
+    });
+}
+
+const BLOCK: usize = 5000;
+
+fn waits_for_all(side: &Side) {
+    each_accepted(side, |run, fd| {
+        let mut pattern = Pattern::new(run);
+        for _ in 0..30 {
+            let data = calls::recv(fd, BLOCK, libc::MSG_WAITALL).expect("recv");
+            assert_eq!(data.len(), BLOCK, "MSG_WAITALL gives all");
+            pattern.expect(&data);
+            send_all(fd, b"ok");
+        }
+    });
+}
+
+fn sends_in_pieces(side: &Side) {
+    each_connected(side, |run, fd| {
+        calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).expect("TCP_NODELAY");
+        let (mut dice, mut pattern) = (Dice(run), Pattern::new(run));
+        for _ in 0..30 {
+            let mut left = BLOCK;
+            while left > 0 {
+                let size = (1 + dice.roll(2000)).min(left);
+                send_pattern(fd, &mut pattern, size, size);
+                dice.pause();
+                left -= size;
+            }
+            assert_eq!(receive_exactly(fd, 2), b"ok");
+        }
+    });
+}
+
+/// Much was sent over TCP, and is still unread, when the sender has switched.
+fn fills_before_it_asks(side: &Side) {
+    each_connected(side, |run, fd| {
+        let mut pattern = Pattern::new(run);
+        send_pattern(fd, &mut pattern, 600_000, 40_000);
+        for round in 0..20u8 {
+            assert_eq!(receive_exactly(fd, 1), [round]);
+            send_pattern(fd, &mut pattern, 1000, 1000);
+        }
+        calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    });
+}
+
+fn leaves_much_unread(side: &Side) {
+    each_accepted(side, |run, fd| {
+        let mut pattern = Pattern::new(run);
+        for round in 0..20u8 {
+            receive_pattern(fd, &mut pattern, 100, 100);
+            send_all(fd, &[round]);
+        }
+        receive_pattern_to_end(fd, &mut pattern);
+        assert_eq!(pattern.position(), 620_000);
+    });
+}

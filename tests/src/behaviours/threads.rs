@@ -1,0 +1,207 @@
+//! Threads that share a connection.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Behaviour;
+use super::peers::{demand, echo, send_all, sends_on_demand, stop};
+use crate::calls::{self, Fd, quietly};
+use crate::say;
+use crate::side::{
+    Pattern, Side, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern, while_blocked,
+};
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::connected("one_reads_one_writes", full_duplex_left, full_duplex_right),
+    Behaviour::connected("two_read", two_readers, sends_numbers),
+    Behaviour::connected("two_write", counts_writes, two_writers),
+    Behaviour::connected("eight_take_turns", eight_take_turns, echoes),
+    Behaviour::connected("a_writer_while_a_reader_sleeps", writer_and_sleeping_reader, echoes),
+    Behaviour::connected("a_poller_and_a_reader", poller_and_reader, sends_on_demand),
+    Behaviour::connected("two_blocked_readers", two_blocked_readers, sends_on_demand),
+    Behaviour::connected("shutdown_ends_two_blocked_readers", shutdown_ends_both, ends_too),
+    Behaviour::connected("blocked_writer_and_blocked_reader", blocked_both_ways, unblocks),
+];
+
+const LENGTH: usize = 6 << 20;
+
+fn full_duplex_left(_side: &Side, fd: Fd) {
+    full_duplex(fd, 21, 22);
+}
+
+fn full_duplex_right(_side: &Side, fd: Fd) {
+    full_duplex(fd, 22, 21);
+}
+
+fn full_duplex(fd: Fd, ours: u64, theirs: u64) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| send_pattern(fd, &mut Pattern::new(ours), LENGTH, 50_000));
+        receive_pattern(fd, &mut Pattern::new(theirs), LENGTH, 30_000);
+    });
+    say!("sent and received {LENGTH}");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+}
+
+const NUMBERS: u64 = 20_000;
+
+fn sends_numbers(_side: &Side, fd: Fd) {
+    for number in 0..NUMBERS {
+        send_all(fd, &number.to_le_bytes());
+    }
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+}
+
+/// Two readers divide the stream between them: whole numbers, as each asks for eight bytes at a time and
+/// only whole numbers are in the stream. A reader that gets a part reads the rest, which another reader may
+/// have taken, so what is compared is the sum of all bytes.
+fn two_readers(_side: &Side, fd: Fd) {
+    let (sum, count) = (AtomicU64::new(0), AtomicU64::new(0));
+    let read = || {
+        loop {
+            let data = quietly(|| calls::recv(fd, 8, 0)).expect("recv");
+            if data.is_empty() {
+                return;
+            }
+            count.fetch_add(data.len() as u64, Ordering::SeqCst);
+            sum.fetch_add(data.iter().map(|&byte| u64::from(byte)).sum(), Ordering::SeqCst);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(read);
+        read();
+    });
+    let wanted: u64 = (0..NUMBERS).flat_map(|number| number.to_le_bytes()).map(u64::from).sum();
+    assert_eq!((count.load(Ordering::SeqCst), sum.load(Ordering::SeqCst)), (NUMBERS * 8, wanted));
+    say!("read {NUMBERS} numbers");
+}
+
+const WRITES: usize = 10_000;
+
+/// Two threads write at once. How their writes mix is open; every byte of each arrives.
+fn two_writers(_side: &Side, fd: Fd) {
+    let write = |byte: u8| {
+        for _ in 0..WRITES {
+            assert_eq!(quietly(|| calls::send(fd, &[byte; 16], 0)), Ok(16));
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| write(b'a'));
+        write(b'b');
+    });
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+}
+
+fn counts_writes(_side: &Side, fd: Fd) {
+    let mut counts = [0; 2];
+    loop {
+        let data = quietly(|| calls::recv(fd, 10_000, 0)).expect("recv");
+        if data.is_empty() {
+            break;
+        }
+        for byte in data {
+            counts[usize::from(byte - b'a')] += 1;
+        }
+    }
+    assert_eq!(counts, [16 * WRITES; 2]);
+    say!("{counts:?}");
+}
+
+fn echoes(_side: &Side, fd: Fd) {
+    say!("echoed {}", echo(fd));
+}
+
+fn eight_take_turns(_side: &Side, fd: Fd) {
+    for round in 0..50u64 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let request = Pattern::new(round).take(500);
+                send_all(fd, &request);
+                assert_eq!(receive_exactly(fd, 500), request);
+            });
+        });
+    }
+    say!("50 threads");
+}
+
+fn writer_and_sleeping_reader(_side: &Side, fd: Fd) {
+    for round in 0..50u64 {
+        let request = round.to_be_bytes();
+        let answer =
+            while_blocked(|| quietly(|| calls::recv(fd, 8, libc::MSG_WAITALL)), || send_all(fd, &request));
+        assert_eq!(answer, Ok(request.to_vec()));
+    }
+    say!("50 rounds");
+}
+
+fn poller_and_reader(side: &Side, fd: Fd) {
+    std::thread::scope(|scope| {
+        let poller = scope.spawn(|| quietly(|| calls::poll(&[(fd, libc::POLLIN)], -1)));
+        let data = while_blocked(|| quietly(|| calls::recv(fd, 4, libc::MSG_PEEK)), || demand(side));
+        say!("read {data:?}");
+        say!("polled {:?}", poller.join().expect("the poller is well"));
+    });
+    assert_eq!(calls::recv(fd, 4, 0), Ok(b"data".to_vec()));
+    stop(side);
+}
+
+/// Data for both wakes both, one after the other: no wakeup is swallowed by the one that came first.
+fn two_blocked_readers(side: &Side, fd: Fd) {
+    for _ in 0..30 {
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| quietly(|| calls::recv(fd, 4, 0)));
+            let here = while_blocked(
+                || quietly(|| calls::recv(fd, 4, 0)),
+                || {
+                    demand(side);
+                    demand(side);
+                },
+            );
+            assert_eq!(here, Ok(b"data".to_vec()));
+            assert_eq!(other.join().expect("the other reader is well"), Ok(b"data".to_vec()));
+        });
+    }
+    say!("30 rounds");
+    stop(side);
+}
+
+fn shutdown_ends_both(side: &Side, fd: Fd) {
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| quietly(|| calls::recv(fd, 4, 0)));
+        let here = while_blocked(|| quietly(|| calls::recv(fd, 4, 0)), || side.sync("end now"));
+        say!("{here:?} {:?}", other.join().expect("the other reader is well"));
+    });
+}
+
+fn ends_too(side: &Side, fd: Fd) {
+    side.sync("end now");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    let _ = calls::recv(fd, 1, 0);
+}
+
+/// One thread sleeps for room while another sleeps for data; each is woken by what it waits for.
+fn blocked_both_ways(side: &Side, fd: Fd) {
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| quietly(|| calls::recv(fd, 4, 0)));
+        while_blocked(
+            || send_pattern(fd, &mut Pattern::new(23), 16 << 20, 1 << 20),
+            || {
+                side.sync("send now");
+                side.sync("sent");
+                assert_eq!(reader.join().expect("the reader is well"), Ok(b"data".to_vec()));
+                side.sync("read now");
+            },
+        );
+    });
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    side.sync("done");
+}
+
+fn unblocks(side: &Side, fd: Fd) {
+    side.sync("send now");
+    assert_eq!(calls::send(fd, b"data", 0), Ok(4));
+    side.sync("sent");
+    side.sync("read now");
+    let total = receive_pattern_to_end(fd, &mut Pattern::new(23));
+    say!("received {total}");
+    side.sync("done");
+}

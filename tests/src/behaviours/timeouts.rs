@@ -1,0 +1,118 @@
+//! `SO_RCVTIMEO` and `SO_SNDTIMEO`.
+
+use std::time::{Duration, Instant};
+
+use super::Behaviour;
+use crate::calls::{self, Errno, Fd, quietly};
+use crate::say;
+use crate::side::{Pattern, Side, assert_waited, receive_pattern, while_blocked};
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::connected("receive", receive, sends_late),
+    Behaviour::connected("receive_for_ever_again", receive_for_ever_again, sends_late),
+    Behaviour::connected("receive_in_time", receive_in_time, sends_late),
+    Behaviour::connected("send", send, reads_late),
+    Behaviour::connected("poll_ignores_them", poll_ignores_them, sends_late),
+];
+
+const TIMEOUT: Duration = Duration::from_millis(60);
+
+fn sends_late(side: &Side, fd: Fd) {
+    side.sync("send now");
+    assert_eq!(calls::send(fd, b"at last", 0), Ok(7));
+    side.sync("done");
+}
+
+fn receive(side: &Side, fd: Fd) {
+    calls::set_receive_timeout(fd, TIMEOUT).expect("SO_RCVTIMEO");
+    let ways: &[fn(Fd) -> Option<Errno>] = &[
+        |fd| calls::recv(fd, 10, 0).err(),
+        |fd| calls::read(fd, 10).err(),
+        |fd| calls::recvfrom(fd, 10, 0).err(),
+        |fd| calls::readv(fd, &[5, 5]).err(),
+        |fd| calls::recvmsg(fd, &[5, 5], 0, 0).err(),
+        |fd| calls::recvmmsg(fd, &[5, 5], 0).err(),
+        |fd| calls::read_chk(fd, 10).err(),
+        |fd| calls::recv(fd, 10, libc::MSG_PEEK).err(),
+    ];
+    for way in ways {
+        let start = Instant::now();
+        assert_eq!(way(fd), Some(Errno::EAGAIN));
+        assert_waited(start, TIMEOUT);
+    }
+    side.sync("send now");
+    calls::set_receive_timeout(fd, Duration::from_secs(20)).expect("SO_RCVTIMEO");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"at last".to_vec()));
+    side.sync("done");
+}
+
+fn receive_for_ever_again(side: &Side, fd: Fd) {
+    calls::set_receive_timeout(fd, TIMEOUT).expect("SO_RCVTIMEO");
+    assert_eq!(calls::recv(fd, 10, 0), Err(Errno::EAGAIN));
+    calls::set_receive_timeout(fd, Duration::ZERO).expect("SO_RCVTIMEO");
+    let data = while_blocked(
+        || calls::recv(fd, 10, 0),
+        || {
+            // Several times what would have been the timeout; only a wrong implementation ends early.
+            let start = Instant::now();
+            while start.elapsed() < TIMEOUT * 3 {
+                std::thread::park_timeout(TIMEOUT);
+            }
+            side.sync("send now");
+        },
+    );
+    assert_eq!(data, Ok(b"at last".to_vec()));
+    side.sync("done");
+}
+
+fn receive_in_time(side: &Side, fd: Fd) {
+    calls::set_receive_timeout(fd, Duration::from_secs(20)).expect("SO_RCVTIMEO");
+    let data = while_blocked(|| calls::recv(fd, 10, 0), || side.sync("send now"));
+    assert_eq!(data, Ok(b"at last".to_vec()));
+    side.sync("done");
+}
+
+fn poll_ignores_them(side: &Side, fd: Fd) {
+    calls::set_receive_timeout(fd, Duration::from_millis(1)).expect("SO_RCVTIMEO");
+    let start = Instant::now();
+    assert_eq!(calls::poll(&[(fd, libc::POLLIN)], 100), Ok(vec![0]));
+    assert_waited(start, Duration::from_millis(100));
+    side.sync("send now");
+    assert_eq!(calls::poll(&[(fd, libc::POLLIN)], -1), Ok(vec![libc::POLLIN]));
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"at last".to_vec()));
+    side.sync("done");
+}
+
+fn send(side: &Side, fd: Fd) {
+    calls::set_send_timeout(fd, TIMEOUT).expect("SO_SNDTIMEO");
+    let mut pattern = Pattern::new(11);
+    let huge = pattern.take(32 << 20);
+    let start = Instant::now();
+    let sent = quietly(|| calls::send(fd, &huge, 0)).expect("some of it fits");
+    assert_waited(start, TIMEOUT);
+    assert!(sent >= 1 << 20 && sent < huge.len(), "{sent} bytes were sent");
+    say!("a part was sent");
+    let start = Instant::now();
+    let mut rest = quietly(|| calls::send(fd, &huge[sent..], 0));
+    let mut total = sent;
+    // The kernel may find a little room later, when it acknowledges what it has queued.
+    while let Ok(more) = rest {
+        total += more;
+        rest = quietly(|| calls::send(fd, &huge[total..], 0));
+    }
+    assert_waited(start, TIMEOUT);
+    say!("then {rest:?}");
+    side.tell(total as u64);
+    side.sync("read");
+    calls::set_send_timeout(fd, Duration::ZERO).expect("SO_SNDTIMEO");
+    assert_eq!(calls::send(fd, b"end", 0), Ok(3));
+    side.sync("done");
+}
+
+fn reads_late(side: &Side, fd: Fd) {
+    let total = side.told() as usize;
+    receive_pattern(fd, &mut Pattern::new(11), total, 1 << 20);
+    side.sync("read");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"end".to_vec()));
+    side.sync("done");
+}

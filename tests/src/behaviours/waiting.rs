@@ -1,0 +1,116 @@
+//! What waiting costs: no CPU once it sleeps, and no thread.
+
+use std::time::Duration;
+
+use super::Behaviour;
+use super::peers::{fill, waits};
+use crate::calls::{self, Errno, Fd, cpu_time, quietly};
+use crate::say;
+use crate::side::Side;
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::connected("asleep_in_recv", asleep_in_recv, waits).takes_long(),
+    Behaviour::connected("asleep_in_poll", asleep_in_poll, waits).takes_long(),
+    Behaviour::connected("asleep_in_select", asleep_in_select, waits).takes_long(),
+    Behaviour::connected("asleep_in_epoll", asleep_in_epoll, waits).takes_long(),
+    Behaviour::connected("asleep_in_edge_triggered_epoll", asleep_in_edge_epoll, waits).takes_long(),
+    Behaviour::connected("asleep_with_unread_data", asleep_with_unread_data, sends_and_waits).takes_long(),
+    Behaviour::connected("asleep_in_send", asleep_in_send, waits).takes_long(),
+    Behaviour::connected("asleep_until_writable", asleep_until_writable, waits).takes_long(),
+    Behaviour::connected("both_asleep", asleep_in_recv, asleep_in_recv).takes_long(),
+    Behaviour::connected("no_thread", no_thread, waits),
+];
+
+const IDLE: Duration = Duration::from_secs(1);
+
+/// CPU time that a wait of [`IDLE`] may use: its spin, and what accounting by clock ticks adds to that.
+const ALLOWED: Duration = Duration::from_millis(50);
+
+/// Lets `wait` take [`IDLE`], and looks at what it used. The first wait may spin longer, and learns from it.
+fn costs_nothing(wait: impl Fn()) {
+    for round in 0..2 {
+        let before = cpu_time();
+        wait();
+        let used = cpu_time() - before;
+        assert!(used < ALLOWED, "wait {round} of {IDLE:?} used {used:?} of CPU time");
+    }
+}
+
+fn asleep_in_recv(side: &Side, fd: Fd) {
+    calls::set_receive_timeout(fd, IDLE).expect("SO_RCVTIMEO");
+    costs_nothing(|| assert_eq!(calls::recv(fd, 10, 0), Err(Errno::EAGAIN)));
+    side.sync("done");
+}
+
+const IDLE_MS: libc::c_int = IDLE.as_millis() as libc::c_int;
+
+fn asleep_in_poll(side: &Side, fd: Fd) {
+    costs_nothing(|| assert_eq!(calls::poll(&[(fd, libc::POLLIN)], IDLE_MS), Ok(vec![0])));
+    side.sync("done");
+}
+
+fn asleep_in_select(side: &Side, fd: Fd) {
+    costs_nothing(|| assert!(calls::select(&[fd], &[], &[fd], Some(IDLE)).is_ok()));
+    side.sync("done");
+}
+
+fn asleep_in_epoll(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    costs_nothing(|| assert_eq!(calls::epoll_wait(epfd, 8, IDLE_MS), Ok(vec![])));
+    side.sync("done");
+}
+
+fn asleep_in_edge_epoll(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+    calls::epoll_add(epfd, fd, events, 1).expect("EPOLL_CTL_ADD");
+    let _ = calls::epoll_wait(epfd, 8, 0);
+    costs_nothing(|| assert_eq!(calls::epoll_wait(epfd, 8, IDLE_MS), Ok(vec![])));
+    side.sync("done");
+}
+
+fn sends_and_waits(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("sent");
+    side.sync("done");
+}
+
+/// Data that nobody wants to read does not keep a wait for something else awake.
+fn asleep_with_unread_data(side: &Side, fd: Fd) {
+    side.sync("sent");
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN | libc::EPOLLET, 1).expect("EPOLL_CTL_ADD");
+    assert_eq!(calls::epoll_wait(epfd, 8, -1).map(|ready| ready.len()), Ok(1));
+    costs_nothing(|| assert_eq!(calls::epoll_wait(epfd, 8, IDLE_MS), Ok(vec![])));
+    costs_nothing(|| assert_eq!(calls::poll(&[(fd, libc::POLLRDHUP)], IDLE_MS), Ok(vec![0])));
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"unread".to_vec()));
+    side.sync("done");
+}
+
+fn asleep_in_send(side: &Side, fd: Fd) {
+    fill(fd);
+    calls::set_send_timeout(fd, IDLE).expect("SO_SNDTIMEO");
+    // A kernel may find a little room after it refused, so one of these may be over early.
+    costs_nothing(|| {
+        let sent = quietly(|| calls::send(fd, &[b'f'; 100_000], 0));
+        assert!(sent.is_ok() || sent == Err(Errno::EAGAIN));
+    });
+    side.sync("done");
+}
+
+fn asleep_until_writable(side: &Side, fd: Fd) {
+    fill(fd);
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN | libc::EPOLLOUT, 1).expect("EPOLL_CTL_ADD");
+    costs_nothing(|| assert_eq!(calls::epoll_wait(epfd, 8, IDLE_MS), Ok(vec![])));
+    costs_nothing(|| assert_eq!(calls::poll(&[(fd, libc::POLLOUT)], IDLE_MS), Ok(vec![0])));
+    side.sync("done");
+}
+
+fn no_thread(side: &Side, _fd: Fd) {
+    let threads = std::fs::read_dir("/proc/self/task").expect("/proc is mounted").count();
+    say!("{threads} thread");
+    assert_eq!(threads, 1);
+    side.sync("done");
+}

@@ -1,0 +1,272 @@
+//! Making connections, and asking about sockets.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::raw::{c_int, c_void};
+use std::time::Duration;
+
+use super::transcript::{noted, noted_number};
+use super::{Errno, Fd, Outcome};
+
+/// The three forms of `sockaddr` that a TCP program uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    /// `AF_INET`, 127.0.0.1.
+    V4,
+    /// `AF_INET6`, ::1.
+    V6,
+    /// `AF_INET6`, ::ffff:127.0.0.1; the only form that a JVM uses.
+    Mapped,
+}
+
+impl Family {
+    /// This family's loopback address.
+    pub fn loopback(self, port: u16) -> SocketAddr {
+        match self {
+            Self::V4 => (Ipv4Addr::LOCALHOST, port).into(),
+            Self::V6 => (Ipv6Addr::LOCALHOST, port).into(),
+            Self::Mapped => (Ipv4Addr::LOCALHOST.to_ipv6_mapped(), port).into(),
+        }
+    }
+
+    /// This family's address for a listener on all addresses, on a free port.
+    pub fn unspecified(self) -> SocketAddr {
+        match self {
+            Self::V4 => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            Self::V6 | Self::Mapped => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        }
+    }
+
+    /// An address of this host in this family that is not loopback.
+    pub fn own_address(self, port: u16) -> Option<SocketAddr> {
+        // The kernel chooses the source address of a datagram socket when it is connected; nothing is sent.
+        // The destinations are reserved for documentation (RFC 5737, RFC 3849).
+        let (local, remote): (SocketAddr, SocketAddr) = match self {
+            Self::V4 | Self::Mapped => {
+                ((Ipv4Addr::UNSPECIFIED, 0).into(), (Ipv4Addr::new(203, 0, 113, 1), 9).into())
+            }
+            Self::V6 => (
+                (Ipv6Addr::UNSPECIFIED, 0).into(),
+                (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into(),
+            ),
+        };
+        let socket = UdpSocket::bind(local).ok()?;
+        socket.connect(remote).ok()?;
+        match (self, socket.local_addr().ok()?.ip()) {
+            (Self::Mapped, IpAddr::V4(own)) => Some((own.to_ipv6_mapped(), port).into()),
+            (_, own) => Some((own, port).into()),
+        }
+    }
+
+    fn domain(self) -> c_int {
+        if self == Self::V4 { libc::AF_INET } else { libc::AF_INET6 }
+    }
+}
+
+/// An address in the kernel's form, and its length.
+struct RawAddress(libc::sockaddr_in6, libc::socklen_t);
+
+impl RawAddress {
+    fn new(address: SocketAddr) -> Self {
+        // SAFETY: all-zero is a valid value of this plain C struct.
+        let mut raw: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+        match address {
+            SocketAddr::V4(v4) => {
+                // The two forms share family and port; the address of `sockaddr_in` comes next, where
+                // `sockaddr_in6` has its flow label.
+                raw.sin6_family = libc::AF_INET as libc::sa_family_t;
+                raw.sin6_port = v4.port().to_be();
+                raw.sin6_flowinfo = u32::from_ne_bytes(v4.ip().octets());
+                Self(raw, size_of::<libc::sockaddr_in>() as libc::socklen_t)
+            }
+            SocketAddr::V6(v6) => {
+                raw.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                raw.sin6_port = v6.port().to_be();
+                raw.sin6_addr.s6_addr = v6.ip().octets();
+                Self(raw, size_of::<libc::sockaddr_in6>() as libc::socklen_t)
+            }
+        }
+    }
+
+    fn room() -> Self {
+        let mut room = Self::new((Ipv6Addr::UNSPECIFIED, 0).into());
+        room.1 = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
+        room
+    }
+
+    fn address(&self) -> SocketAddr {
+        let port = u16::from_be(self.0.sin6_port);
+        if c_int::from(self.0.sin6_family) == libc::AF_INET {
+            (Ipv4Addr::from(self.0.sin6_flowinfo.to_ne_bytes()), port).into()
+        } else {
+            (Ipv6Addr::from(self.0.sin6_addr.s6_addr), port).into()
+        }
+    }
+
+    fn pointer(&self) -> *const libc::sockaddr {
+        (&raw const self.0).cast()
+    }
+}
+
+/// socket(2) of type stream; `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
+pub fn tcp_socket(family: Family, flags: c_int) -> Outcome<Fd> {
+    // SAFETY: takes no pointer.
+    let ret = unsafe { libc::socket(family.domain(), libc::SOCK_STREAM | flags, 0) };
+    noted_number(Errno::check(ret as isize).map(|fd| fd as Fd), || format!("socket(stream, {flags:#x})"))
+}
+
+/// socket(2) of type datagram.
+pub fn udp_socket(family: Family) -> Outcome<Fd> {
+    // SAFETY: takes no pointer.
+    let ret = unsafe { libc::socket(family.domain(), libc::SOCK_DGRAM, 0) };
+    noted_number(Errno::check(ret as isize).map(|fd| fd as Fd), || "socket(datagram)".to_owned())
+}
+
+/// socketpair(2) of `AF_UNIX` streams.
+pub fn unix_pair() -> Outcome<(Fd, Fd)> {
+    let mut ends = [0; 2];
+    // SAFETY: socketpair writes two ints.
+    let ret = unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr()) };
+    noted(
+        Errno::check(ret as isize).map(|_| (ends[0], ends[1])),
+        || "socketpair()".to_owned(),
+        |ends| format!("{ends:?}"),
+    )
+}
+
+/// bind(2)
+pub fn bind(fd: Fd, address: SocketAddr) -> Outcome<usize> {
+    let raw = RawAddress::new(address);
+    // SAFETY: pointer and length are those of `raw`.
+    let ret = unsafe { libc::bind(fd, raw.pointer(), raw.1) };
+    noted_number(Errno::check(ret as isize), || format!("bind({fd})"))
+}
+
+/// listen(2)
+pub fn listen(fd: Fd, backlog: c_int) -> Outcome<usize> {
+    // SAFETY: takes no pointer.
+    let ret = unsafe { libc::listen(fd, backlog) };
+    noted_number(Errno::check(ret as isize), || format!("listen({fd}, {backlog})"))
+}
+
+/// accept(2); the peer's address, if it is of a known family.
+pub fn accept(fd: Fd) -> Outcome<Fd> {
+    let mut raw = RawAddress::room();
+    // SAFETY: pointer and length are those of `raw`.
+    let ret = unsafe { libc::accept(fd, (&raw mut raw.0).cast(), &raw mut raw.1) };
+    let outcome = Errno::check(ret as isize).map(|fd| fd as Fd);
+    noted(
+        outcome,
+        || format!("accept({fd})"),
+        |conn| format!("{conn} address length {} {}", raw.1, raw.address().ip()),
+    )
+}
+
+/// accept4(2) without an address.
+pub fn accept4(fd: Fd, flags: c_int) -> Outcome<Fd> {
+    // SAFETY: null pointers mean that no address is wanted.
+    let ret = unsafe { libc::accept4(fd, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+    noted_number(Errno::check(ret as isize).map(|fd| fd as Fd), || format!("accept4({fd}, {flags:#x})"))
+}
+
+/// connect(2)
+pub fn connect(fd: Fd, address: SocketAddr) -> Outcome<usize> {
+    let raw = RawAddress::new(address);
+    // SAFETY: pointer and length are those of `raw`.
+    let ret = unsafe { libc::connect(fd, raw.pointer(), raw.1) };
+    noted_number(Errno::check(ret as isize), || format!("connect({fd})"))
+}
+
+/// connect(2) with `AF_UNSPEC`, which undoes a connection.
+pub fn disconnect(fd: Fd) -> Outcome<usize> {
+    // SAFETY: all-zero is a valid value of this plain C struct, and zero is `AF_UNSPEC`.
+    let unspecified: libc::sockaddr = unsafe { std::mem::zeroed() };
+    let len = size_of_val(&unspecified) as libc::socklen_t;
+    // SAFETY: pointer and length are those of `unspecified`.
+    let ret = unsafe { libc::connect(fd, &raw const unspecified, len) };
+    noted_number(Errno::check(ret as isize), || format!("connect({fd}, AF_UNSPEC)"))
+}
+
+/// getsockname(2). Ports differ between runs, so only the outcome is noted.
+pub fn local_address(fd: Fd) -> Outcome<SocketAddr> {
+    let mut raw = RawAddress::room();
+    // SAFETY: pointer and length are those of `raw`.
+    let ret = unsafe { libc::getsockname(fd, (&raw mut raw.0).cast(), &raw mut raw.1) };
+    let outcome = Errno::check(ret as isize).map(|_| raw.address());
+    noted(outcome, || format!("getsockname({fd})"), |address| address.ip().to_string())
+}
+
+/// getpeername(2), noted as in [`local_address`].
+pub fn peer_address(fd: Fd) -> Outcome<SocketAddr> {
+    let mut raw = RawAddress::room();
+    // SAFETY: pointer and length are those of `raw`.
+    let ret = unsafe { libc::getpeername(fd, (&raw mut raw.0).cast(), &raw mut raw.1) };
+    let outcome = Errno::check(ret as isize).map(|_| raw.address());
+    noted(outcome, || format!("getpeername({fd})"), |address| address.ip().to_string())
+}
+
+/// shutdown(2)
+pub fn shutdown(fd: Fd, how: c_int) -> Outcome<usize> {
+    // SAFETY: takes no pointer.
+    let ret = unsafe { libc::shutdown(fd, how) };
+    let name = match how {
+        libc::SHUT_RD => "SHUT_RD",
+        libc::SHUT_WR => "SHUT_WR",
+        libc::SHUT_RDWR => "SHUT_RDWR",
+        _ => "?",
+    };
+    noted_number(Errno::check(ret as isize), || format!("shutdown({fd}, {name})"))
+}
+
+/// getsockopt(2) of an int.
+pub fn option(fd: Fd, level: c_int, name: c_int) -> Outcome<c_int> {
+    let mut value: c_int = 0;
+    let mut len = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: pointer and length are those of `value`.
+    let ret = unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &raw mut len) };
+    noted_number(Errno::check(ret as isize).map(|_| value), || format!("getsockopt({fd}, {level}, {name})"))
+}
+
+/// setsockopt(2) of an int.
+pub fn set_option(fd: Fd, level: c_int, name: c_int, value: c_int) -> Outcome<usize> {
+    let outcome = set_raw_option(fd, level, name, &value);
+    noted_number(outcome, || format!("setsockopt({fd}, {level}, {name}, {value})"))
+}
+
+/// The error waiting at a socket (`SO_ERROR`), which this clears.
+pub fn pending_error(fd: Fd) -> Outcome<Errno> {
+    let error = super::quietly(|| option(fd, libc::SOL_SOCKET, libc::SO_ERROR)).map(Errno);
+    noted_number(error, || format!("getsockopt({fd}, SO_ERROR)"))
+}
+
+/// `SO_RCVTIMEO`; zero is for ever.
+pub fn set_receive_timeout(fd: Fd, timeout: Duration) -> Outcome<usize> {
+    let outcome = set_raw_option(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeval(timeout));
+    noted_number(outcome, || format!("setsockopt({fd}, SO_RCVTIMEO, {timeout:?})"))
+}
+
+/// `SO_SNDTIMEO`; zero is for ever.
+pub fn set_send_timeout(fd: Fd, timeout: Duration) -> Outcome<usize> {
+    let outcome = set_raw_option(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &timeval(timeout));
+    noted_number(outcome, || format!("setsockopt({fd}, SO_SNDTIMEO, {timeout:?})"))
+}
+
+/// `SO_LINGER`, in seconds.
+pub fn set_linger(fd: Fd, seconds: c_int) -> Outcome<usize> {
+    let linger = libc::linger { l_onoff: 1, l_linger: seconds };
+    let outcome = set_raw_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+    noted_number(outcome, || format!("setsockopt({fd}, SO_LINGER, {seconds})"))
+}
+
+fn set_raw_option<T>(fd: Fd, level: c_int, name: c_int, value: &T) -> Outcome<usize> {
+    let pointer: *const c_void = std::ptr::from_ref(value).cast();
+    // SAFETY: pointer and length are those of `value`, a plain C value.
+    let ret = unsafe { libc::setsockopt(fd, level, name, pointer, size_of::<T>() as libc::socklen_t) };
+    Errno::check(ret as isize)
+}
+
+fn timeval(duration: Duration) -> libc::timeval {
+    libc::timeval {
+        tv_sec: duration.as_secs() as libc::time_t,
+        tv_usec: libc::suseconds_t::from(duration.subsec_micros()),
+    }
+}

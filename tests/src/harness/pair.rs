@@ -1,0 +1,229 @@
+//! Starts the two processes of a behaviour and waits for them.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::diagnosis::{end_group, group_members, report};
+use super::library::library;
+use super::stats::{Stats, read_stats};
+use crate::behaviours::Behaviour;
+use crate::calls::{End, Family, Fd, open_descriptors, quietly, set_close_on_exec};
+
+/// How long the two sides of a behaviour usually may take. A hang is a failure.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Which sides have the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preloaded {
+    /// None: the kernel's own behaviour.
+    Neither,
+    /// Both: connections can leave TCP.
+    Both,
+    /// The left side.
+    Left,
+    /// The right side.
+    Right,
+}
+
+impl Preloaded {
+    fn includes(self, left: bool) -> bool {
+        self == Self::Both || self == if left { Self::Left } else { Self::Right }
+    }
+}
+
+/// How a behaviour is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variant {
+    /// The address family.
+    pub family: Family,
+    /// Rounds of warm-up: with 0 the connection is upgraded, if at all, in the middle of the behaviour.
+    pub rounds: usize,
+    /// Whether the left side connects and the right one listens.
+    pub swapped: bool,
+    /// How long both sides may take.
+    pub patience: Duration,
+}
+
+impl Variant {
+    /// Over 127.0.0.1, warmed up, left side listening.
+    pub const USUAL: Self = Self { family: Family::V4, rounds: 16, swapped: false, patience: DEADLINE };
+}
+
+/// What one side left.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// How its process ended.
+    pub status: ExitStatus,
+    /// Its transcript.
+    pub transcript: String,
+    /// Its standard error: what a failed assertion said.
+    pub stderr: String,
+    /// Its counters, if it had the library.
+    pub stats: Stats,
+}
+
+impl Report {
+    /// How its process ended.
+    pub fn end(&self) -> End {
+        self.status.signal().map_or_else(|| End::Exit(self.status.code().unwrap_or(-1)), End::Signal)
+    }
+}
+
+/// What both sides left.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The left and the right side.
+    pub sides: [Report; 2],
+    /// Why the run was cut short, with the state of the processes that hung.
+    pub overdue: Option<String>,
+}
+
+/// Runs both sides of a behaviour, in processes of `program`.
+///
+/// # Errors
+/// If a process cannot be started, or leaves unreadable statistics.
+pub fn run(
+    program: &Path,
+    name: &str,
+    behaviour: &Behaviour,
+    variant: Variant,
+    preloaded: Preloaded,
+) -> Result<Run> {
+    static INHERITED: Once = Once::new();
+    INHERITED.call_once(keep_inherited_descriptors_here);
+    let folder = tempfile::Builder::new().prefix("thallus-test-").tempdir()?;
+    // Some sides change their user, and still write statistics.
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+    let (left, right) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .context("socketpair")?;
+    let start = |left: bool, control: OwnedFd| {
+        let place = Place { folder: folder.path(), left };
+        place.start(program, name, behaviour, variant, preloaded.includes(left), control)
+    };
+    let mut children = [start(true, left)?, start(false, right)?];
+    let overdue = wait_for_both(&mut children, variant.patience)?;
+    let mut statuses = Vec::new();
+    for child in &mut children {
+        // Whatever a side leaves running would disturb the tests that follow.
+        end_group(child.id());
+        statuses.push(child.wait()?);
+    }
+    let report = |left: bool| -> Result<Report> {
+        let place = Place { folder: folder.path(), left };
+        Ok(Report {
+            status: statuses[usize::from(!left)],
+            transcript: place.text("transcript")?,
+            stderr: place.text("stderr")?,
+            stats: read_stats(&place.file("stats"))?,
+        })
+    };
+    Ok(Run { sides: [report(true)?, report(false)?], overdue })
+}
+
+/// A behaviour's descriptors start at 3, whatever the shell that runs the tests has open.
+fn keep_inherited_descriptors_here() {
+    quietly(|| {
+        for fd in open_descriptors(Fd::MAX).into_iter().filter(|&fd| fd > 2) {
+            // The one that listed them is gone by now.
+            let _ = set_close_on_exec(fd, true);
+        }
+    });
+}
+
+struct Place<'a> {
+    folder: &'a Path,
+    left: bool,
+}
+
+impl Place<'_> {
+    fn file(&self, name: &str) -> std::path::PathBuf {
+        self.folder.join(format!("{}-{name}", if self.left { "left" } else { "right" }))
+    }
+
+    fn text(&self, name: &str) -> Result<String> {
+        Ok(String::from_utf8_lossy(&fs::read(self.file(name))?).into_owned())
+    }
+
+    fn create(&self, name: &str) -> Result<File> {
+        Ok(OpenOptions::new().create(true).append(true).open(self.file(name))?)
+    }
+
+    fn start(
+        &self,
+        program: &Path,
+        name: &str,
+        behaviour: &Behaviour,
+        variant: Variant,
+        preloaded: bool,
+        control: OwnedFd,
+    ) -> Result<Child> {
+        let stats = self.file("stats");
+        fs::create_dir(&stats)?;
+        fs::set_permissions(&stats, fs::Permissions::from_mode(0o777))?;
+        let listens = self.left != variant.swapped;
+        let mut command = Command::new(program);
+        command
+            .arg(name)
+            .arg(if self.left { "left" } else { "right" })
+            .arg(if listens { "listens" } else { "connects" })
+            .arg(match variant.family {
+                Family::V4 => "v4",
+                Family::V6 => "v6",
+                Family::Mapped => "mapped",
+            })
+            .arg(variant.rounds.to_string())
+            .current_dir("/")
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::from(control))
+            .stdout(self.create("transcript")?)
+            .stderr(self.create("stderr")?)
+            .process_group(0);
+        if preloaded {
+            command
+                .env("LD_PRELOAD", library()?)
+                .env("THALLUS_UPGRADE_AFTER", "1")
+                .env("THALLUS_STATS", &stats)
+                .envs(behaviour.environment.iter().copied());
+            if let Some(level) = std::env::var_os("THALLUS_TEST_LOG") {
+                command.env("THALLUS_LOG", level);
+            }
+        }
+        command.spawn().with_context(|| program.display().to_string())
+    }
+}
+
+/// Waits for both processes. Past the deadline: what they were doing; the caller kills them.
+fn wait_for_both(children: &mut [Child; 2], patience: Duration) -> Result<Option<String>> {
+    let end = Instant::now() + patience;
+    for child in children.iter() {
+        if !wait_until(child, end)? {
+            let members = children.iter().flat_map(|child| group_members(child.id()));
+            let reports: String = members.map(report).collect();
+            return Ok(Some(format!("not done within {patience:?}\n{reports}")));
+        }
+    }
+    Ok(None)
+}
+
+/// Waits for a process until `end`; whether it has ended.
+pub(super) fn wait_until(child: &Child, end: Instant) -> Result<bool> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a pid")?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).context("pidfd_open")?;
+    let left = end.saturating_duration_since(Instant::now());
+    let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+    let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
+    Ok(poll(&mut polled, Some(&timeout)).context("poll")? > 0)
+}

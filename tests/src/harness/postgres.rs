@@ -1,0 +1,130 @@
+//! A private PostgreSQL server.
+
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+
+use super::scene::{Scene, Service, free_port, program};
+use crate::calls::is_root;
+
+/// The user that runs it if root runs the test: PostgreSQL refuses to run as root.
+const NOBODY: u32 = 65534;
+
+/// A server with a cluster of its own, in the scene's folder.
+#[derive(Debug)]
+pub struct Postgres {
+    service: Service,
+    data: PathBuf,
+    /// Where it listens on 127.0.0.1.
+    pub port: u16,
+}
+
+impl Postgres {
+    /// Makes a cluster and starts a server on it; its processes write statistics under "server".
+    ///
+    /// # Errors
+    /// If PostgreSQL is missing or does not start.
+    pub fn start(scene: &Scene, shimmed: bool) -> Result<Self> {
+        let data = scene.shared_folder("data")?;
+        if is_root() {
+            chown(&data, Some(NOBODY), Some(NOBODY)).context("chown")?;
+        }
+        let mut initdb = as_server(scene.plain(program("initdb", "postgresql")?));
+        initdb.arg("-D").arg(&data).args(["-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8"]);
+        scene.succeed(initdb)?;
+        Self::start_on(scene, shimmed, data)
+    }
+
+    /// Starts a server on a cluster that is there.
+    fn start_on(scene: &Scene, shimmed: bool, data: PathBuf) -> Result<Self> {
+        let port = free_port()?;
+        let mut command = as_server(scene.command(shimmed, "server", program("postgres", "postgresql")?)?);
+        command
+            .arg("-D")
+            .arg(&data)
+            .args(["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "shared_buffers=16MB"])
+            .arg("-c")
+            .arg(format!("port={port}"))
+            .arg("-c")
+            .arg(format!("unix_socket_directories={}", data.display()));
+        let mut service = scene.start("postgres", command)?;
+        // Over the Unix socket, so that this is no connection to count.
+        service.await_ready(|| {
+            let mut ready = scene.plain("pg_isready");
+            ready.arg("-q").arg("-h").arg(&data).args(["-p", &port.to_string()]);
+            ready.status().is_ok_and(|status| status.success())
+        })?;
+        Ok(Self { service, data, port })
+    }
+
+    /// A client's command: `pgbench` or `psql`, with the server's address in the environment.
+    ///
+    /// # Errors
+    /// If the program is missing.
+    pub fn client(&self, scene: &Scene, shimmed: bool, name: &str, client: &str) -> Result<Command> {
+        let mut command = scene.command(shimmed, name, program(client, "postgresql")?)?;
+        command
+            .env("PGHOST", "127.0.0.1")
+            .env("PGPORT", self.port.to_string())
+            .env("PGUSER", "postgres")
+            .env("PGDATABASE", "postgres")
+            .env("PGSSLMODE", "disable")
+            .env("PGGSSENCMODE", "disable")
+            .env("PGOPTIONS", "-c client_min_messages=warning");
+        Ok(command)
+    }
+
+    /// As [`Self::client`], without the library and over the Unix socket: not counted, whatever it does.
+    ///
+    /// # Errors
+    /// If the program is missing.
+    pub fn observer(&self, scene: &Scene, client: &str) -> Result<Command> {
+        let mut command = self.client(scene, false, "", client)?;
+        command.env("PGHOST", &self.data);
+        Ok(command)
+    }
+
+    /// The rows that a query gives, asked by an observer.
+    ///
+    /// # Errors
+    /// If the query fails.
+    pub fn ask(&self, scene: &Scene, query: &str) -> Result<String> {
+        let mut psql = self.observer(scene, "psql")?;
+        psql.args(["-X", "-A", "-t", "-c", query]);
+        Ok(scene.succeed(psql)?.trim().to_owned())
+    }
+
+    /// Its main process.
+    pub fn pid(&self) -> u32 {
+        self.service.pid()
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        self.service.log()
+    }
+
+    /// What its processes are doing.
+    pub fn diagnosis(&self) -> String {
+        self.service.diagnosis()
+    }
+
+    /// Stops it (a "fast" shutdown), so that all of its processes leave their statistics.
+    ///
+    /// # Errors
+    /// If it does not end.
+    pub fn stop(self) -> Result<ExitStatus> {
+        self.service.stop(Signal::INT)
+    }
+}
+
+fn as_server(mut command: Command) -> Command {
+    if is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command
+}

@@ -1,0 +1,8 @@
+//! Real programs under the library: their results, and how many of their connections left TCP.
+
+mod applications {
+    mod curl;
+    mod postgres;
+    mod python;
+    mod redis;
+}

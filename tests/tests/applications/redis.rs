@@ -1,0 +1,196 @@
+//! Redis with redis-cli and redis-benchmark.
+
+use std::fs::{self, File};
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+use thallus_tests::harness::{Scene, Service, Stats, free_port, program, turn};
+
+struct Redis {
+    service: Service,
+    port: String,
+}
+
+impl Redis {
+    fn start(scene: &Scene, shimmed: bool) -> Result<Self> {
+        let port = free_port()?.to_string();
+        let socket = scene.path("redis.sock").display().to_string();
+        let mut command = scene.command(shimmed, "server", program("redis-server", "redis-server")?)?;
+        command.args(["--port", &port, "--bind", "127.0.0.1", "--unixsocket", &socket]);
+        command.args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
+        let mut service = scene.start("redis", command)?;
+        service.await_ready(|| {
+            // Over the Unix socket, so that this is no connection to count.
+            scene
+                .plain("redis-cli")
+                .args(["-s", &socket, "ping"])
+                .output()
+                .is_ok_and(|output| output.stdout == b"PONG\n")
+        })?;
+        Ok(Self { service, port })
+    }
+
+    fn client(&self, scene: &Scene, shimmed: bool, name: &str, client: &str) -> Result<Command> {
+        let mut command = scene.command(shimmed, name, program(client, "redis-tools")?)?;
+        command.args(["-h", "127.0.0.1", "-p", &self.port]);
+        Ok(command)
+    }
+
+    fn stop(self) -> Result<()> {
+        let status = self.service.stop(Signal::TERM)?;
+        ensure!(status.success(), "redis-server: {status}");
+        Ok(())
+    }
+}
+
+/// One connection carries all commands of a file.
+const COMMANDS: &str = "\
+SET greeting hello
+GET greeting
+INCRBY counter 40
+INCRBY counter 2
+RPUSH list a b c d e
+LRANGE list 0 -1
+HSET hash field value other thing
+HGETALL hash
+GET nothing
+NOSUCHCOMMAND
+SETRANGE large 3000000 end
+STRLEN large
+EVAL \"return string.rep('lua', 200000)\" 0
+DBSIZE
+";
+
+fn cli(shimmed_server: bool, shimmed_client: bool) -> Result<(String, [Stats; 2])> {
+    let scene = Scene::new()?;
+    let server = Redis::start(&scene, shimmed_server)?;
+    fs::write(scene.path("commands"), COMMANDS)?;
+    let mut command = server.client(&scene, shimmed_client, "client", "redis-cli")?;
+    command.stdin(File::open(scene.path("commands"))?);
+    let printed = scene.succeed(command)?;
+    server.stop()?;
+    Ok((printed, [scene.stats("server")?, scene.stats("client")?]))
+}
+
+#[test]
+fn redis_cli_prints_the_same() -> Result<()> {
+    let _turn = turn();
+    let (expected, _) = cli(false, false)?;
+    assert!(expected.contains("42"), "{expected}");
+    for (server, client) in [(true, true), (true, false), (false, true)] {
+        let (printed, [server_stats, client_stats]) = cli(server, client)?;
+        assert!(expected == printed, "with the library on {server} {client}, redis-cli printed\n{printed}");
+        let upgraded = u64::from(server && client);
+        for (stats, shimmed) in [(server_stats, server), (client_stats, client)] {
+            assert_eq!(stats.over_shared_memory(), if shimmed { upgraded } else { 0 }, "{stats:?}");
+            assert_eq!(stats.connections(), u64::from(shimmed), "{stats:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Runs redis-benchmark; both sides' statistics.
+fn benchmark(clients: u64, arguments: &[&str]) -> Result<[Stats; 2]> {
+    let scene = Scene::new()?;
+    let server = Redis::start(&scene, true)?;
+    let mut bench = server.client(&scene, true, "client", "redis-benchmark")?;
+    bench.args(["-q", "-c", &clients.to_string()]).args(arguments);
+    let printed = scene.succeed(bench)?;
+    ensure!(printed.contains("requests per second"), "{printed}");
+    server.stop()?;
+    Ok([scene.stats("server")?, scene.stats("client")?])
+}
+
+/// All connections of `tests` tests left TCP. redis-benchmark makes one more, to ask for the configuration:
+/// two questions, so that it may be gone before both sides have switched.
+fn all_upgraded([server, client]: &[Stats; 2], clients: u64, tests: u64) {
+    for stats in [server, client] {
+        assert!(stats.over_shared_memory() >= clients * tests, "{stats:?}");
+        assert!(stats.connections() <= clients * tests + 1, "{stats:?}");
+        assert!(
+            stats.not_upgraded.keys().all(|reason| reason == "short" || reason == "no-answer"),
+            "{stats:?}"
+        );
+    }
+    assert_eq!(client.connections(), server.connections(), "{client:?} {server:?}");
+}
+
+#[test]
+fn redis_benchmark_one_client() -> Result<()> {
+    let _turn = turn();
+    all_upgraded(&benchmark(1, &["-n", "3000", "-t", "set,get", "-d", "64"])?, 1, 2);
+    Ok(())
+}
+
+#[test]
+fn redis_benchmark_fifty_clients() -> Result<()> {
+    let _turn = turn();
+    all_upgraded(&benchmark(50, &["-n", "20000", "-t", "set,get", "-d", "64"])?, 50, 2);
+    Ok(())
+}
+
+#[test]
+fn redis_benchmark_pipelines() -> Result<()> {
+    let _turn = turn();
+    all_upgraded(&benchmark(10, &["-n", "20000", "-t", "set,get", "-P", "16", "-d", "3000"])?, 10, 2);
+    Ok(())
+}
+
+#[test]
+fn redis_benchmark_in_threads() -> Result<()> {
+    let _turn = turn();
+    all_upgraded(&benchmark(10, &["-n", "10000", "-t", "get", "--threads", "2"])?, 10, 1);
+    Ok(())
+}
+
+#[test]
+fn redis_cli_inserts_in_bulk() -> Result<()> {
+    let _turn = turn();
+    let scene = Scene::new()?;
+    let server = Redis::start(&scene, true)?;
+    let bulk: String = (0..30_000).map(|n| format!("SET key:{n} value-of-{n}\r\n")).collect();
+    fs::write(scene.path("bulk"), bulk)?;
+    let mut pipe = server.client(&scene, true, "pipe", "redis-cli")?;
+    pipe.arg("--pipe").stdin(File::open(scene.path("bulk"))?);
+    let printed = scene.succeed(pipe)?;
+    assert!(printed.contains("errors: 0, replies: 30000"), "{printed}");
+    let mut ask = server.client(&scene, false, "", "redis-cli")?;
+    ask.args(["eval", "local n = 0 for i = 0, 29999 do if redis.call('get', 'key:' .. i) == 'value-of-' .. i then n = n + 1 end end return n", "0"]);
+    assert_eq!(scene.succeed(ask)?.trim(), "30000");
+    server.stop()?;
+    assert_eq!(scene.stats("pipe")?.over_shared_memory(), 1);
+    Ok(())
+}
+
+#[test]
+fn redis_delivers_what_is_published() -> Result<()> {
+    let _turn = turn();
+    let scene = Scene::new()?;
+    let server = Redis::start(&scene, true)?;
+    let mut subscribe = server.client(&scene, true, "subscriber", "redis-cli")?;
+    subscribe.args(["--csv", "subscribe", "news"]);
+    let mut subscriber = scene.start("subscriber", subscribe)?;
+    subscriber.await_ready(|| {
+        let numbers = server.client(&scene, false, "", "redis-cli").and_then(|mut ask| {
+            ask.args(["pubsub", "numsub", "news"]);
+            scene.succeed(ask)
+        });
+        numbers.is_ok_and(|numbers| numbers.trim().ends_with('1'))
+    })?;
+    let commands: String = (0..100).map(|n| format!("PUBLISH news item-{n}\n")).collect();
+    fs::write(scene.path("publish"), commands)?;
+    let mut publish = server.client(&scene, true, "publisher", "redis-cli")?;
+    publish.stdin(File::open(scene.path("publish"))?);
+    scene.succeed(publish)?;
+    let log = scene.path("subscriber.log");
+    subscriber.await_ready(|| fs::read_to_string(&log).is_ok_and(|text| text.contains("item-99")))?;
+    let text = fs::read_to_string(&log)?;
+    for n in 0..100 {
+        assert!(text.contains(&format!("\"item-{n}\"")), "item {n} is missing:\n{text}");
+    }
+    subscriber.stop(Signal::INT)?;
+    server.stop()?;
+    assert_eq!(scene.stats("publisher")?.over_shared_memory(), 1);
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! Every behaviour, on the kernel and under the shim, in several variants: one test for each.
+//!
+//! `cargo test --test conformance -- epoll` runs the behaviours of one area. Names are
+//! `area::behaviour::variant`:
+//!
+//! `THALLUS_TEST_DEADLINE` is the number of seconds after which a pair is said to hang, 30 if it is not set.
+//!
+//! | variant | the shim | |
+//! |---|---|---|
+//! | kernel | on neither side | two runs must tell the same |
+//! | v4, v6, mapped | on both | the three address forms |
+//! | swapped | on both | the other side listens |
+//! | cold, lukewarm | on both | the upgrade comes in the middle of the behaviour |
+//! | left-only, right-only | on one | nothing may change, nothing may leave TCP |
+//! | limitation | on both | fails as docs/limitations.md says; if it does not, that page is wrong |
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use thallus_tests::behaviours::{AREAS, Behaviour};
+use thallus_tests::calls::{Family, is_root};
+use thallus_tests::harness::{Preloaded, Run, Variant, check, check_on_kernel, run};
+
+/// What does not work on an upgraded connection.
+const LIMITATIONS: &str = include_str!("../../docs/limitations.md");
+
+/// How long something is given that is known to hang.
+const SOON: Duration = Duration::from_secs(3);
+
+/// Both sides of a pair spin while they wait, so more would only disturb each other.
+const PAIRS_AT_ONCE: usize = 2;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(PAIRS_AT_ONCE);
+    let trials = AREAS
+        .iter()
+        .flat_map(|(area, behaviours)| behaviours.iter().map(move |behaviour| (area, behaviour)))
+        .flat_map(|(area, behaviour)| trials_of(format!("{area}::{}", behaviour.name), *behaviour))
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// The variant that the others are made from.
+fn usual() -> Variant {
+    let seconds = std::env::var("THALLUS_TEST_DEADLINE").ok().and_then(|text| text.parse().ok());
+    let patience = seconds.map_or(Variant::USUAL.patience, Duration::from_secs);
+    Variant { patience, ..Variant::USUAL }
+}
+
+fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
+    let usual = usual();
+    if let Some(words) = behaviour.limitation {
+        return limited_trials_of(name, behaviour, words);
+    }
+    let mut variants = vec![
+        ("kernel", usual, Preloaded::Neither),
+        ("v4", usual, Preloaded::Both),
+        ("v6", Variant { family: Family::V6, ..usual }, Preloaded::Both),
+        ("mapped", Variant { family: Family::Mapped, ..usual }, Preloaded::Both),
+        ("left-only", usual, Preloaded::Left),
+        ("right-only", usual, Preloaded::Right),
+    ];
+    if behaviour.takes_long {
+        variants.retain(|(name, ..)| ["kernel", "v4"].contains(name));
+    } else if behaviour.is_connected() {
+        variants.push(("swapped", Variant { swapped: true, ..usual }, Preloaded::Both));
+        variants.push(("cold", Variant { rounds: 0, ..usual }, Preloaded::Both));
+        variants.push(("lukewarm", Variant { rounds: 2, ..usual }, Preloaded::Both));
+    }
+    variants
+        .into_iter()
+        .map(|(kind, variant, preloaded)| {
+            let name = name.clone();
+            Trial::test(format!("{name}::{kind}"), move || {
+                conforms(&name, &behaviour, variant, preloaded).map_err(Failed::from)
+            })
+        })
+        .collect()
+}
+
+/// Where it is not upgraded it works; where it is, it fails, and the documentation says so.
+fn limited_trials_of(name: String, behaviour: Behaviour, words: &'static str) -> Vec<Trial> {
+    let sides =
+        [("kernel", Preloaded::Neither), ("left-only", Preloaded::Left), ("right-only", Preloaded::Right)];
+    let mut trials: Vec<Trial> = sides
+        .into_iter()
+        .map(|(kind, preloaded)| {
+            let name = name.clone();
+            Trial::test(format!("{name}::{kind}"), move || {
+                conforms(&name, &behaviour, usual(), preloaded).map_err(Failed::from)
+            })
+        })
+        .collect();
+    trials.push(Trial::test(format!("{name}::limitation"), move || {
+        if !LIMITATIONS.contains(words) {
+            return Err(format!("docs/limitations.md does not say {words}").into());
+        }
+        match conforms(&name, &behaviour, Variant { patience: SOON, ..Variant::USUAL }, Preloaded::Both) {
+            Ok(()) => Err("it works: take it out of docs/limitations.md".into()),
+            Err(_) => Ok(()),
+        }
+    }));
+    trials
+}
+
+/// What the kernel does, found out once for all variants for which it is the same: it knows no warm-up.
+fn on_kernel(
+    name: &str,
+    variant: Variant,
+    run: impl FnOnce(Variant) -> Result<Run, String>,
+) -> Result<Arc<Run>, String> {
+    type Key = (String, Family, bool);
+    static KNOWN: Mutex<BTreeMap<Key, Arc<Run>>> = Mutex::new(BTreeMap::new());
+    let key = (name.to_owned(), variant.family, variant.swapped);
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(run) = known().get(&key) {
+        return Ok(Arc::clone(run));
+    }
+    let run = Arc::new(run(Variant { rounds: Variant::USUAL.rounds, ..variant })?);
+    known().insert(key, Arc::clone(&run));
+    Ok(run)
+}
+
+fn conforms(name: &str, behaviour: &Behaviour, variant: Variant, preloaded: Preloaded) -> Result<(), String> {
+    if behaviour.needs_root && !is_root() {
+        return Err("only root can run this behaviour: it changes its user".to_owned());
+    }
+    let program = Path::new(env!("CARGO_BIN_EXE_behaviour"));
+    let run_with = |variant, preloaded| {
+        run(program, name, behaviour, variant, preloaded).map_err(|error| format!("{error:#}"))
+    };
+    let kernel = on_kernel(name, variant, |variant| run_with(variant, Preloaded::Neither))?;
+    let other = run_with(variant, preloaded)?;
+    if preloaded == Preloaded::Neither {
+        check_on_kernel(behaviour, &kernel, &other)
+    } else {
+        check(behaviour, variant, preloaded, &kernel, &other)
+    }
+}

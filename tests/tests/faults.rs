@@ -1,0 +1,6 @@
+//! What goes wrong in real programs, and what is left behind afterwards.
+
+mod faults {
+    mod killed;
+    mod leftovers;
+}
