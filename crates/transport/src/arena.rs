@@ -93,6 +93,8 @@ pub mod flag {
     pub const READY: u32 = 32;
     /// Some process did I/O on it.
     pub const USED: u32 = 128;
+    /// A write after the peer's end was accepted, as the kernel accepts one before the peer's reset comes back.
+    pub const VOID: u32 = 256;
     /// A write did not fit: an edge-triggered waiter is owed an edge once it would.
     pub const NO_SPACE: u32 = 64;
 }
@@ -162,7 +164,9 @@ pub struct Block {
     pub nodelay: AtomicU32,
     /// What the application set `TCP_CORK` to; the socket itself has it off.
     pub cork: AtomicU32,
-    _pad4: [u64; 23],
+    /// 1 while the outgoing window is larger than what stays in cache.
+    pub roomy: AtomicU32,
+    _pad4: [u32; 45],
 }
 
 const _: () = assert!(size_of::<Block>() == 512);

@@ -328,7 +328,8 @@ impl Connection {
         self.take_leftover_bells(fd, segment);
         let (incoming, _) = segment.incoming();
         let unread = !incoming.is_empty() || self.side_length() > 0;
-        let reset = if abort || unread { end::RESET } else { 0 };
+        let late = if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 };
+        let reset = if abort || unread { end::RESET | late } else { 0 };
         // No bell: the kernel's FIN follows at once and wakes everybody.
         segment.outgoing().0.finish(end::FIN | end::CLOSED | reset);
     }

@@ -21,6 +21,7 @@
 //! stream advances the sequence first, so that the next publish rings again for those who sleep on.
 //! The pairs: the fence in [`Armed::arm`] with the one in [`Control::publish`] (one of the two sees the other).
 
+use crate::ring::CLASSES;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// A value alone on its pair of cache lines.
@@ -36,10 +37,6 @@ pub struct Armed(AtomicU64);
 const STEP: u64 = 1 << 32;
 
 impl Armed {
-    fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
     /// Announces one more sleeper. It must look at the ring again before it sleeps, and [`Self::disarm`]
     /// afterwards.
     pub fn arm(&self) {
@@ -82,10 +79,8 @@ impl Armed {
 pub struct Rare {
     /// Count of application bytes sent over TCP when the producer left it; [`NOT_SWITCHED`] before.
     pub switched_at: AtomicU64,
-    /// Where each of the two window slots begins, as a stream position; `u64::MAX` when unused.
-    pub window_start: [AtomicU64; 2],
-    /// The size class of each slot.
-    pub window_class: [AtomicU32; 2],
+    /// Where the window of each class begins, as a stream position; [`UNUSED`] before its first use.
+    pub window_start: [AtomicU64; CLASSES as usize],
     /// Bits of [`end`].
     pub end: AtomicU32,
 }
@@ -98,7 +93,12 @@ pub mod end {
     pub const CLOSED: u32 = 2;
     /// It did so with data unread or lingering off, where TCP would send a reset.
     pub const RESET: u32 = 4;
+    /// It had shut down sending before: the reset comes after an orderly end of the stream.
+    pub const LATE: u32 = 8;
 }
+
+/// Value of [`Rare::window_start`] for a window that was never opened.
+pub const UNUSED: u64 = u64::MAX;
 
 /// Value of [`Rare::switched_at`] while the direction is on TCP.
 pub const NOT_SWITCHED: u64 = u64::MAX;
@@ -139,17 +139,18 @@ const _: () = {
 };
 
 impl Control {
-    /// The words of a direction that has carried nothing, its first window of class `class`.
-    pub fn new(class: u32) -> Self {
-        Self {
+    /// The words of a direction that has carried nothing.
+    #[cfg(test)]
+    pub(crate) fn new() -> Self {
+        let zero = |_| AtomicU64::new(0);
+        let control = Self {
             head: Line(AtomicU64::new(0)),
             tail: Line(AtomicU64::new(0)),
-            data_armed: Line(Armed::new()),
-            space_armed: Line(Armed::new()),
+            data_armed: Line(Armed(AtomicU64::new(0))),
+            space_armed: Line(Armed(AtomicU64::new(0))),
             rare: Line(Rare {
-                switched_at: AtomicU64::new(NOT_SWITCHED),
-                window_start: [AtomicU64::new(0), AtomicU64::new(u64::MAX)],
-                window_class: [AtomicU32::new(class), AtomicU32::new(class)],
+                switched_at: AtomicU64::new(0),
+                window_start: std::array::from_fn(zero),
                 end: AtomicU32::new(0),
             }),
             rung: Line(Rung {
@@ -157,6 +158,17 @@ impl Control {
                 data_for: AtomicU32::new(0),
                 space_for: AtomicU32::new(0),
             }),
+        };
+        control.begin();
+        control
+    }
+
+    /// Makes zeroed words those of a direction that has carried nothing: on TCP, the smallest window open.
+    pub(crate) fn begin(&self) {
+        let rare = &self.rare.0;
+        rare.switched_at.store(NOT_SWITCHED, Ordering::Relaxed);
+        for start in &rare.window_start[1..] {
+            start.store(UNUSED, Ordering::Relaxed);
         }
     }
 

@@ -160,7 +160,7 @@ struct Lane {
 
 impl Lane {
     fn new() -> Self {
-        Self { control: Control::new(0), memory: Cells::new(), pipe: Pipe::new() }
+        Self { control: Control::new(), memory: Cells::new(), pipe: Pipe::new() }
     }
 }
 

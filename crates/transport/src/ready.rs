@@ -57,11 +57,11 @@ impl Connection {
             bits |= bit::RDHUP | bit::READ;
         }
         let send_shut = self.block.has(flag::SHUT_WR);
-        let reset = self.block.has(flag::RESET) || ended & end::RESET != 0;
+        let reset = self.reset(segment).is_some();
         if (receive_shut || self.block.has(flag::SHUT_RD)) && (send_shut || reset) {
             bits |= bit::HUP;
         }
-        if reset && !self.block.has(flag::RESET_TOLD) {
+        if self.untold_reset(segment).is_some() {
             bits |= bit::ERR;
         }
         let switched = self.block.send_switched.load(Ordering::Acquire) != 0;
@@ -96,6 +96,9 @@ impl Connection {
     /// waking a call which does not ask for data. Always followed by [`Self::disarm`].
     pub fn arm(&self, fd: i32, asked: u32) -> bool {
         let Some(segment) = self.segment() else { return true };
+        if asked & bit::WRITE != 0 {
+            self.grow_for_sleeper(segment);
+        }
         let side = self.socket(fd, segment);
         waiting::arm(&side, asked & bit::READ != 0, asked & bit::WRITE != 0)
     }
@@ -113,6 +116,9 @@ impl Connection {
     /// are taken away if nobody needs them. Always followed by one [`Self::disarm_cold`] of the same kind.
     pub fn arm_cold(&self, fd: i32, writes: bool) {
         let Some(segment) = self.segment() else { return };
+        if writes {
+            self.grow_for_sleeper(segment);
+        }
         waiting::arm_cold(&self.socket(fd, segment), writes);
     }
 
@@ -134,11 +140,10 @@ impl Connection {
                 if events & (bit::IN | bit::RDHUP | bit::ALWAYS) != 0 {
                     self.drain(fd, segment);
                 }
-                if events & (bit::RDHUP | bit::ALWAYS) != 0 {
+                if events & bit::ERR != 0 {
+                    self.note_reset();
+                } else if events & (bit::RDHUP | bit::HUP) != 0 {
                     self.note_end(fd);
-                    if events & bit::ERR != 0 {
-                        self.block.raise(flag::RESET);
-                    }
                 }
             } else {
                 // Real bytes: a lone bell would have been sent after the count that settles the direction.
@@ -157,13 +162,12 @@ impl Connection {
         bits | self.readiness()
     }
 
-    /// The pending error of `SO_ERROR`, if it is ours to tell: cleared by telling.
-    pub fn take_error(&self) -> Option<Errno> {
-        let reset = self.block.has(flag::RESET)
-            || self.segment().is_some_and(|segment| segment.incoming().0.end() & end::RESET != 0);
-        let untold = self.block.flags.fetch_or(if reset { flag::RESET_TOLD } else { 0 }, Ordering::SeqCst)
-            & flag::RESET_TOLD
-            == 0;
-        (reset && untold).then_some(Errno::CONNRESET)
+    /// The pending error of `SO_ERROR`, cleared by telling. `kernel`: the kernel has just told of one on the socket, which
+    /// may be for bells alone.
+    pub fn take_error(&self, kernel: bool) -> Option<Errno> {
+        if kernel {
+            self.note_reset();
+        }
+        self.untold_reset(self.segment()?).map(|errno| self.told(errno))
     }
 }

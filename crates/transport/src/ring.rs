@@ -6,26 +6,26 @@
 //! window at its current position; the consumer follows when it gets there:
 //!
 //! ```text
-//!   position   tail        start of slot 1         head
+//!   position   tail        start of class 2        head
 //!                 │                │                 │
-//!   slot 0 ───────┼■■■■■■■■■■■■■■■■│                 │      class 0 window, old
-//!   slot 1        │                │■■■■■■■■■■■■■■■■■│      class 2 window, new
+//!   class 0 ──────┼■■■■■■■■■■■■■■■■│                 │      window left behind
+//!   class 2       │                │■■■■■■■■■■■■■■■■■│      window written to
 //! ```
 //!
-//! A byte at position `p` lies in the slot with the greatest start ≤ `p`, at `(p − start) mod size`. The
-//! producer reuses a slot only when the consumer has passed the *other* slot's start, so the slot that is being
-//! rewritten never is the one that the consumer picks: it needs no lock and no version.
+//! A byte at position `p` lies in the window with the greatest start ≤ `p`, at `(p − start) mod size`. The producer
+//! only ever opens a larger window, so it never rewrites the start of one that the consumer still needs. It
+//! returns to the smallest when the ring is empty, and nobody needs any. So there is neither lock nor version.
 //!
 //! Each side is used by one thread at a time (the direction's lock). Every index that the peer can write is
 //! checked or masked before memory is touched: a lie yields [`Lie`], never an access out of bounds.
 
 use thiserror::Error;
 
-use crate::control::Control;
+use crate::control::{Control, UNUSED};
 use crate::sync::Ordering;
 
 /// Sizes of the windows: 8 KiB, 32 KiB, 128 KiB, 512 KiB, 2 MiB, 8 MiB.
-pub const CLASSES: u32 = 6;
+pub const CLASSES: u32 = if cfg!(loom) { 2 } else { 6 };
 
 /// Windows up to this class are taken whenever there is pressure; beyond it only while the consumer takes nothing:
 /// what no longer fits in a cache gets slower, but a program may count on the kernel's buffers.
@@ -80,20 +80,28 @@ pub unsafe trait Memory {
     fn discard(&self, class: u32);
 }
 
+/// A window and the position at which it begins.
 #[derive(Clone, Copy)]
 struct Window {
     start: u64,
     class: u32,
-    slot: usize,
 }
 
 impl Window {
-    fn load(control: &Control, slot: usize) -> Self {
-        let rare = &control.rare.0;
-        // The start is read first: whoever sees a new start also sees its class (release in `open`).
-        let start = rare.window_start[slot].load(Ordering::Acquire);
-        let class = rare.window_class[slot].load(Ordering::Relaxed).min(CLASSES - 1);
-        Self { start, class, slot }
+    /// The window that holds `position`, and where the next one begins ([`UNUSED`] if there is none). A larger window
+    /// that begins where a smaller one does has replaced it.
+    fn holding(control: &Control, position: u64) -> Result<(Self, u64), Lie> {
+        let mut holding = None;
+        let mut next = UNUSED;
+        for (class, start) in (0..).zip(&control.rare.0.window_start) {
+            let start = start.load(Ordering::Acquire);
+            if start > position {
+                next = next.min(start);
+            } else if holding.is_none_or(|Window { start: other, .. }| other <= start) {
+                holding = Some(Self { start, class });
+            }
+        }
+        Ok((holding.ok_or(Lie)?, next))
     }
 
     fn size(self) -> u64 {
@@ -148,14 +156,7 @@ impl<'a, M: Memory> Producer<'a, M> {
     }
 
     fn current(&self) -> Result<Window, Lie> {
-        let [first, second] = [Window::load(self.control, 0), Window::load(self.control, 1)];
-        let current = match (first.start, second.start) {
-            (_, u64::MAX) => first,
-            (u64::MAX, _) => second,
-            (a, b) if a > b => first,
-            _ => second,
-        };
-        if current.start > self.control.head() { Err(Lie) } else { Ok(current) }
+        Window::holding(self.control, self.control.head()).map(|(window, _)| window)
     }
 
     /// Bytes that fit now.
@@ -202,12 +203,11 @@ impl<'a, M: Memory> Producer<'a, M> {
         Ok(Pushed { bytes: count, ring })
     }
 
-    /// Opens a larger window, enough for `wanted` more bytes where the limits allow. False if there is
-    /// none: the consumer has not followed into the current one yet, it is the largest, or memory is short.
-    /// `limit` is the largest class allowed.
+    /// Opens a larger window, enough for `wanted` more bytes where the limits allow. False if the current one
+    /// is the largest, or memory is short. `limit` is the largest class allowed.
     pub fn grow(&self, wanted: u64, limit: u32) -> Result<bool, Lie> {
         let current = self.current()?;
-        if current.class >= limit || self.control.tail() < current.start {
+        if current.class >= limit {
             return Ok(false);
         }
         let mut class = current.class + 1;
@@ -217,19 +217,33 @@ impl<'a, M: Memory> Producer<'a, M> {
         if !self.memory.populate(class) {
             return Ok(false);
         }
-        self.open(current, class);
+        self.open(class);
         Ok(true)
     }
 
-    /// Goes back to the smallest window if the ring is empty, and frees the larger ones' memory.
+    /// Goes back to the smallest window if the ring is empty, and frees the larger ones' memory. Not before the current
+    /// one has held something: it would seem to have replaced the smallest.
     pub fn shrink(&self) -> Result<bool, Lie> {
         let current = self.current()?;
-        if current.class == 0 || !self.control.is_empty() || !self.memory.populate(0) {
+        let used = current.start != self.control.head();
+        if current.class == 0 || !used || !self.control.is_empty() || !self.memory.populate(0) {
             return Ok(false);
         }
-        self.open(current, 0);
+        self.open(0);
         (1..CLASSES).for_each(|class| self.memory.discard(class));
         Ok(true)
+    }
+
+    /// Goes back to a window that stays in cache if the ring is empty and the current one is larger. The memory stays,
+    /// for the next time.
+    pub fn come_home(&self) -> Result<bool, Lie> {
+        let current = self.current()?;
+        let comes =
+            current.class > HOT_CLASS && current.start != self.control.head() && self.control.is_empty();
+        if comes {
+            self.open(HOT_CLASS);
+        }
+        Ok(comes)
     }
 
     /// The class of the window that is written to now.
@@ -237,14 +251,9 @@ impl<'a, M: Memory> Producer<'a, M> {
         self.current().map(|window| window.class)
     }
 
-    fn open(&self, current: Window, class: u32) {
-        let head = self.control.head();
-        // A window that has held nothing is replaced where it is: starts stay distinct, and the ring is empty
-        // (`tail` has reached its start), so nobody locates a byte in it meanwhile.
-        let slot = if head == current.start { current.slot } else { 1 - current.slot };
-        let rare = &self.control.rare.0;
-        rare.window_class[slot].store(class, Ordering::Relaxed);
-        rare.window_start[slot].store(head, Ordering::Release);
+    fn open(&self, class: u32) {
+        let start = &self.control.rare.0.window_start[class as usize];
+        start.store(self.control.head(), Ordering::Release);
     }
 }
 
@@ -256,23 +265,15 @@ impl<'a, M: Memory> Consumer<'a, M> {
 
     /// Where `position` lies, and how many bytes follow it without a break.
     fn locate(&self, position: u64) -> Result<(u64, u64), Lie> {
-        let [first, second] = [Window::load(self.control, 0), Window::load(self.control, 1)];
-        let (here, other) = match (first.start <= position, second.start <= position) {
-            (true, true) if second.start > first.start => (second, first),
-            (true, _) => (first, second),
-            (false, true) => (second, first),
-            (false, false) => return Err(Lie),
-        };
-        let (offset, to_end) = here.locate(position);
-        let to_move = if other.start > position { other.start - position } else { u64::MAX };
-        Ok((offset, to_end.min(to_move)))
+        let (window, next) = Window::holding(self.control, position)?;
+        let (offset, to_end) = window.locate(position);
+        Ok((offset, to_end.min(next - position)))
     }
 
     /// Bytes that can be taken now.
     pub fn available(&self) -> Result<u64, Lie> {
         let used = self.control.used();
-        // At most one full window before the move and one after it.
-        if used > 2 * class_size(CLASSES - 1) { Err(Lie) } else { Ok(used) }
+        if used > DIRECTION_BYTES { Err(Lie) } else { Ok(used) }
     }
 
     /// Copies up to `length` bytes that lie `skip` bytes ahead to `target`, and leaves them in the ring.

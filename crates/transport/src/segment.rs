@@ -118,12 +118,8 @@ impl Segment {
         if !segment.can_populate() {
             return Err(Errno::NOSYS);
         }
-        for direction in CONTROL_OFFSET {
-            // SAFETY: inside the mapping.
-            let control = unsafe { segment.base.add(direction) };
-            // SAFETY: aligned to 128, and no one else has it yet.
-            unsafe { control.cast::<Control>().write(Control::new(0)) };
-        }
+        // The rest of a new file is zero.
+        (0..CONTROL_OFFSET.len()).for_each(|index| segment.direction(index).0.begin());
         let header = segment.header();
         for (word, half) in header.nonce.iter().zip(nonce_words(nonce)) {
             word.store(half, Ordering::Relaxed);
@@ -205,7 +201,7 @@ impl Segment {
     fn direction(&self, index: usize) -> (&Control, Windows) {
         // SAFETY: inside the mapping, and aligned; see the layout above.
         let control = unsafe { self.base.add(CONTROL_OFFSET[index]) };
-        // SAFETY: holds a Control, all atomics, written before the segment was shared.
+        // SAFETY: a Control is all atomics, valid whatever they hold.
         let control = unsafe { control.cast::<Control>().as_ref() };
         // SAFETY: inside the mapping.
         let base = unsafe { self.base.add(DATA_OFFSET + index * WINDOWS) };

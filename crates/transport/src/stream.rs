@@ -34,6 +34,14 @@ const PIECE: usize = 32 << 10;
 /// Pushes without any progress of the consumer after which the sender asks the kernel whether the peer lives.
 const BLIND_PUSHES: u64 = 16;
 
+/// What came over TCP.
+struct Taken {
+    /// Bytes.
+    count: usize,
+    /// Whether that is all that was asked for, so that there may be more.
+    filled: bool,
+}
+
 fn lie(_: Lie) -> Errno {
     Errno::CONNRESET
 }
@@ -47,19 +55,32 @@ impl Connection {
             return Err(Errno::BADF);
         }
         let peek = flags & libc::MSG_PEEK != 0;
-        let taken = self.take_side(segment, target, flags);
-        if taken > 0 {
-            return Ok(taken);
-        }
+        let mut total = self.take_side(segment, target, flags);
         let (control, memory) = segment.incoming();
         let socket = self.socket(fd, segment);
-        if !waiting::is_settled(&socket)
-            && let Some(result) = self.take_tcp(&socket, target, flags)
-        {
-            return result;
+        while target.left() > 0 && !waiting::is_settled(&socket) {
+            match self.take_tcp(&socket, target, flags) {
+                None => break,
+                Some(Ok(taken)) if taken.count > 0 => {
+                    total += taken.count;
+                    let more = if peek {
+                        // The ring follows, though the direction is settled only when these bytes are taken.
+                        taken.count as u64 == waiting::tcp_left(&socket)
+                    } else {
+                        taken.filled || waiting::is_settled(&socket)
+                    };
+                    if !more {
+                        return Ok(total);
+                    }
+                    if peek {
+                        break;
+                    }
+                }
+                Some(result) => return if total > 0 { Ok(total) } else { result.map(|_| 0) },
+            }
         }
+        let from_tcp = total;
         let consumer = Consumer::new(control, &memory);
-        let mut total = 0;
         loop {
             let count = if flags & libc::MSG_TRUNC != 0 && !peek {
                 let count = consumer.available().map_err(lie)?.min(target.left() as u64) as usize;
@@ -68,7 +89,8 @@ impl Connection {
             } else {
                 let (piece, length) = target.piece();
                 // SAFETY: the application vouches for its buffer; the window bounds are the ring's.
-                let count = unsafe { consumer.peek(if peek { total as u64 } else { 0 }, piece, length) };
+                let count =
+                    unsafe { consumer.peek(if peek { (total - from_tcp) as u64 } else { 0 }, piece, length) };
                 let count = count.map_err(|lie_| self.broken(lie_))?;
                 target.advance(count);
                 count
@@ -94,7 +116,7 @@ impl Connection {
             return self.nothing_there(segment);
         }
         if !peek {
-            add(&self.block.ring_received, total as u64);
+            add(&self.block.ring_received, (total - from_tcp) as u64);
         }
         Ok(total)
     }
@@ -113,16 +135,40 @@ impl Connection {
         if !incoming.is_empty() {
             return Err(Errno::AGAIN);
         }
-        if ended & end::RESET != 0 || (gone && ended & end::FIN == 0 && self.died_deaf(segment)) {
-            let before = self.block.flags.fetch_or(flag::RESET_TOLD, Ordering::SeqCst);
-            return if before & flag::RESET_TOLD == 0 { Err(Errno::CONNRESET) } else { Ok(0) };
+        if self.untold_reset(segment) == Some(Errno::CONNRESET) {
+            return Err(Errno::CONNRESET);
         }
-        if ended & end::FIN != 0 || gone || self.block.has(flag::SHUT_RD) { Ok(0) } else { Err(Errno::AGAIN) }
+        if gone || ended & (end::FIN | end::RESET) != 0 || self.block.has(flag::SHUT_RD) {
+            Ok(0)
+        } else {
+            Err(Errno::AGAIN)
+        }
     }
 
-    /// Whether the peer's process ended without having read all that this side sent: TCP resets then.
-    fn died_deaf(&self, segment: &Segment) -> bool {
-        self.block.has(flag::RESET) || !segment.outgoing().0.is_empty()
+    /// How the peer reset the connection, if it did: `ECONNRESET`, or `EPIPE` if its stream had ended before
+    /// (`tcp_reset` of net/ipv4/tcp_input.c). A process that died without having taken all that this side sent has
+    /// reset it, too.
+    pub(crate) fn reset(&self, segment: &Segment) -> Option<Errno> {
+        let ended = segment.incoming().0.end();
+        let ended_before = self.block.has(flag::VOID)
+            || (ended & end::FIN != 0 && (ended & end::RESET == 0 || ended & end::LATE != 0));
+        let was_reset = ended & end::RESET != 0
+            || self.block.has(flag::RESET)
+            || (!ended_before && self.block.has(flag::PEER_GONE) && !segment.outgoing().0.is_empty());
+        was_reset.then_some(if ended_before { Errno::PIPE } else { Errno::CONNRESET })
+    }
+
+    /// The reset of which the application does not know yet.
+    pub(crate) fn untold_reset(&self, segment: &Segment) -> Option<Errno> {
+        self.reset(segment).filter(|_| !self.block.has(flag::RESET_TOLD))
+    }
+
+    /// Notes that the application has been told of `errno`, as the kernel forgets an error that it has reported.
+    pub(crate) fn told(&self, errno: Errno) -> Errno {
+        if self.segment().is_some_and(|segment| self.reset(segment) == Some(errno)) {
+            self.block.raise(flag::RESET_TOLD);
+        }
+        errno
     }
 
     /// Bytes in the side buffer.
@@ -165,10 +211,12 @@ impl Connection {
         socket: &Socket<'_>,
         target: &mut Buffers<'_>,
         flags: i32,
-    ) -> Option<Result<usize, Errno>> {
+    ) -> Option<Result<Taken, Errno>> {
         let mut list = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
+        let mut asked = 0;
         let taken = waiting::take_tcp(socket, flags & libc::MSG_PEEK != 0, |most, peek| {
             let count = target.window(most, &mut list);
+            asked = list[..count].iter().map(|piece| piece.iov_len).sum();
             let peek = if peek { libc::MSG_PEEK } else { 0 };
             receive(socket.fd, &mut list[..count], flags | peek | libc::MSG_DONTWAIT)
         })?;
@@ -177,7 +225,7 @@ impl Connection {
             Ok(count) => target.advance_over(count),
             Err(_) => {}
         }
-        Some(taken)
+        Some(taken.map(|count| Taken { count, filled: count == asked }))
     }
 
     /// Sends as send(2) does, without sleeping. `EAGAIN` if nothing fits, `EPIPE` if nobody reads any more.
@@ -186,7 +234,7 @@ impl Connection {
         let block = self.block;
         let _guard = block.send_lock.lock(process::thread())?;
         if block.has(flag::SHUT_WR) {
-            return Err(Errno::PIPE);
+            return Err(self.untold_reset(segment).unwrap_or(Errno::PIPE));
         }
         if self.is_closed() {
             return Err(Errno::BADF);
@@ -197,10 +245,14 @@ impl Connection {
         let (control, memory) = segment.outgoing();
         let producer = Producer::new(control, &memory);
         if block.has(flag::PEER_GONE) || segment.incoming().0.end() & end::CLOSED != 0 {
-            return self.send_into_void(fd, source);
+            return self.send_into_void(fd, segment, source);
         }
         if control.used() >= BLIND_PUSHES && self.is_blind(control) && self.peer_is_gone(fd) {
-            return self.send_into_void(fd, source);
+            return self.send_into_void(fd, segment, source);
+        }
+        if block.roomy.load(Ordering::Relaxed) != 0 && producer.come_home().map_err(lie)? {
+            block.roomy.store(0, Ordering::Relaxed);
+            block.full_at.store(control.tail(), Ordering::Relaxed);
         }
         let mut total = 0;
         while source.left() > 0 {
@@ -231,8 +283,9 @@ impl Connection {
         Ok(total)
     }
 
-    /// Opens a larger window if the ring is full: at once while it stays in cache, beyond that only if the
-    /// reader has taken nothing since the ring was last full (then it may depend on the kernel's capacity).
+    /// Opens a larger window if the ring is full: at once while it stays in cache, beyond that only if the reader
+    /// has taken nothing since the ring was last full or changed its window: then the program may count on the kernel's
+    /// capacity. Whoever would sleep asks [`Self::grow_for_sleeper`].
     fn make_room(
         &self,
         producer: &Producer<'_, Windows>,
@@ -240,14 +293,23 @@ impl Connection {
         wanted: u64,
     ) -> Result<bool, Lie> {
         let largest = settings().largest_class;
+        let tail = control.tail();
+        let stopped = self.block.full_at.swap(tail, Ordering::Relaxed) == tail;
         if producer.grow(wanted, HOT_CLASS.min(largest))? {
             return Ok(true);
         }
-        let tail = control.tail();
-        if self.block.full_at.swap(tail, Ordering::Relaxed) == tail {
-            return producer.grow(wanted, largest);
+        if !stopped {
+            return Ok(false);
         }
-        Ok(false)
+        self.grow_beyond_cache(producer, wanted)
+    }
+
+    fn grow_beyond_cache(&self, producer: &Producer<'_, Windows>, wanted: u64) -> Result<bool, Lie> {
+        let grown = producer.grow(wanted, settings().largest_class)?;
+        if grown {
+            self.block.roomy.store(1, Ordering::Relaxed);
+        }
+        Ok(grown)
     }
 
     /// Whether the peer has taken nothing during the last [`BLIND_PUSHES`] pushes.
@@ -289,17 +351,21 @@ impl Connection {
         Ok(sent)
     }
 
-    /// A write to a peer whose socket is closed: the kernel accepts the first, and answers the next with the
-    /// error that the peer's reset left behind. A bell takes the bytes' place, so that it does just that.
-    fn send_into_void(&self, fd: i32, source: &mut Buffers<'_>) -> Result<usize, Errno> {
+    /// A write to a peer that is gone. After a reset it fails. After an orderly end the kernel accepts one write, and the
+    /// peer's reset makes the next one fail: a bell takes the bytes' place, so that it does just that.
+    fn send_into_void(&self, fd: i32, segment: &Segment, source: &mut Buffers<'_>) -> Result<usize, Errno> {
+        if self.reset(segment).is_some() {
+            return Err(self.untold_reset(segment).unwrap_or(Errno::PIPE));
+        }
+        let first = self.block.flags.fetch_or(flag::VOID, Ordering::SeqCst) & flag::VOID == 0;
         // SAFETY: one readable byte.
         match unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } {
-            Ok(_) | Err(Errno::AGAIN) => {
+            Err(errno) if errno != Errno::AGAIN && !first => Err(Errno::PIPE),
+            _ => {
                 let all = source.left();
                 source.advance_over(all);
                 Ok(all)
             }
-            Err(errno) => Err(errno),
         }
     }
 
@@ -385,8 +451,8 @@ impl Connection {
             let list = [libc::iovec { iov_base: base.as_ptr().cast(), iov_len: room }];
             let Ok(mut target) = Buffers::new(&list) else { break };
             match self.take_tcp(&socket, &mut target, 0) {
-                Some(Ok(count)) if count > 0 => {
-                    self.block.side_end.store((stop + count) as u64, Ordering::Release);
+                Some(Ok(taken)) if taken.count > 0 => {
+                    self.block.side_end.store((stop + taken.count) as u64, Ordering::Release);
                 }
                 _ => break,
             }
@@ -409,9 +475,10 @@ impl Connection {
     }
 
     /// The kernel says reset. That may be for nothing but unread bells: where the peer has taken all that this side
-    /// sent, plain TCP would have ended the stream in order.
+    /// sent, plain TCP would have ended the stream in order. Or it answers a write after the end.
     pub(crate) fn note_reset(&self) {
         let unread = self.block.send_switched.load(Ordering::Acquire) == 0
+            || self.block.has(flag::VOID)
             || self.segment().is_some_and(|segment| !segment.outgoing().0.is_empty());
         self.block.raise(flag::PEER_GONE | if unread { flag::RESET } else { 0 });
     }
@@ -429,12 +496,17 @@ impl Connection {
         Producer::new(control, &memory).has_room()
     }
 
-    /// Grows the outgoing window for a sender that would sleep, if the reader has stopped reading.
+    /// Grows the outgoing window for a sender that would sleep. Nobody sleeps while the ring could take more: the
+    /// reader may have stopped for good, and on the kernel's buffers the sender would have gone on. False if it
+    /// can't grow, or has no need to.
     pub(crate) fn grow_for_sleeper(&self, segment: &Segment) -> bool {
+        if self.block.send_switched.load(Ordering::Acquire) == 0 || self.ring_has_space(segment) {
+            return false;
+        }
         let Ok(_guard) = self.block.send_lock.lock(process::thread()) else { return false };
         let (control, memory) = segment.outgoing();
         let producer = Producer::new(control, &memory);
-        self.make_room(&producer, control, class_size(HOT_CLASS)).unwrap_or(false)
+        !producer.has_room() && self.grow_beyond_cache(&producer, class_size(HOT_CLASS)).unwrap_or(false)
     }
 
     /// Gives memory of a window that has grown back, if the ring is empty and nobody uses it now.

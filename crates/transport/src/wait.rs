@@ -149,7 +149,7 @@ impl Connection {
     /// Receives as recv(2) does, sleeping if the socket blocks and `flags` allow it.
     pub fn recv(&self, fd: i32, target: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
         if target.left() == 0 {
-            return Ok(0);
+            return self.recv_nothing(fd, flags);
         }
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && !at_once;
@@ -167,9 +167,17 @@ impl Connection {
                     Ok(()) => {}
                     Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
                 },
-                Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
+                Err(errno) => return if total > 0 { Ok(total) } else { Err(self.told(errno)) },
             }
         }
+    }
+
+    /// recv(2) of no bytes: waits as long as it would for one, and leaves it there.
+    fn recv_nothing(&self, fd: i32, flags: i32) -> Result<usize, Errno> {
+        let mut byte = 0u8;
+        let list = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+        let mut target = Buffers::new(&list)?;
+        self.recv(fd, &mut target, (flags | libc::MSG_PEEK) & !libc::MSG_TRUNC).map(|_| 0)
     }
 
     /// Sends as send(2) does, sleeping if the socket blocks and `flags` allow it. Raises no signal.
@@ -180,7 +188,7 @@ impl Connection {
             match self.try_send(fd, source, flags) {
                 Ok(count) => total += count,
                 Err(Errno::AGAIN) => {}
-                Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
+                Err(errno) => return if total > 0 { Ok(total) } else { Err(self.told(errno)) },
             }
             if source.left() == 0 {
                 return Ok(total);
@@ -219,7 +227,7 @@ impl Connection {
             return true;
         }
         let (incoming, _) = segment.incoming();
-        if incoming.is_empty() && incoming.end() & (end::FIN | end::RESET) == 0 {
+        if !incoming.has_news() {
             return false;
         }
         if self.block.recv_switched.load(Ordering::Acquire) != 0 {
@@ -274,7 +282,8 @@ impl Connection {
             && let Ok(Some(limit)) =
                 rustix::net::sockopt::socket_timeout(borrowed, rustix::net::sockopt::Timeout::Send)
         {
-            *deadline = Some(Instant::now() + limit);
+            // A limit beyond the clock's range is none.
+            *deadline = Instant::now().checked_add(limit);
         }
         if self.block.send_switched.load(Ordering::Acquire) == 0 {
             return self.sleep_for_kernel_space(fd, *deadline);
@@ -284,9 +293,16 @@ impl Connection {
                 || self.block.has(flag::PEER_GONE)
                 || segment.incoming().0.end() & end::CLOSED != 0
         };
-        if self.patience.spin(has_space) {
-            self.block.spin_hits.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
+        loop {
+            let tail = segment.outgoing().0.tail();
+            if self.patience.spin(has_space) {
+                self.block.spin_hits.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+            // A reader at work soon makes room where the cache already is.
+            if segment.outgoing().0.tail() == tail {
+                break;
+            }
         }
         if self.grow_for_sleeper(segment) {
             return Ok(());

@@ -170,7 +170,7 @@ pub(crate) fn is_settled(side: &impl Side) -> bool {
 }
 
 /// Bytes of the application that are still to come over TCP; `u64::MAX` while their number is not known.
-fn tcp_left(side: &impl Side) -> u64 {
+pub(crate) fn tcp_left(side: &impl Side) -> u64 {
     match side.incoming().rare.0.switched_at.load(Ordering::Acquire) {
         NOT_SWITCHED => u64::MAX,
         at => at.saturating_sub(side.tcp_received().load(Ordering::Relaxed)),

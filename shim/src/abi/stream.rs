@@ -4,6 +4,8 @@ use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t,
     timespec,
 };
+use std::time::{Duration, Instant};
+
 use rustix::io::Errno;
 use thallus_transport::reason::Reason;
 
@@ -18,7 +20,13 @@ use crate::{errno, real};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
-    guard(|| unsafe { receive(fd, Ok(&one(buffer.cast(), count)), 0, || real::read(fd, buffer, count)) })
+    guard(|| unsafe {
+        if count == 0 {
+            // Unlike recv(2) it looks at nothing (`sock_read_iter` of net/socket.c).
+            return real::read(fd, buffer, count);
+        }
+        receive(fd, &one(buffer.cast(), count), 0, || real::read(fd, buffer, count))
+    })
 }
 
 /// `read` as fortified programs call it (glibc, `_FORTIFY_SOURCE`).
@@ -40,7 +48,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, count: size_
 pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
     guard(|| unsafe {
-        receive(fd, Ok(&one(buffer.cast(), count)), flags, || real::recv(fd, buffer, count, flags))
+        receive(fd, &one(buffer.cast(), count), flags, || real::recv(fd, buffer, count, flags))
     })
 }
 
@@ -78,7 +86,7 @@ pub unsafe extern "C" fn recvfrom(
         let mut ours = true;
         // SAFETY: the program's own buffer.
         let result = unsafe {
-            receive(fd, Ok(&one(buffer.cast(), count)), flags, || {
+            receive(fd, &one(buffer.cast(), count), flags, || {
                 ours = false;
                 real::recvfrom(fd, buffer, count, flags, address, length)
             })
@@ -119,8 +127,13 @@ pub unsafe extern "C" fn __recvfrom_chk(
 pub unsafe extern "C" fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's own list.
     guard(|| unsafe {
-        let entries = list(buffers, count);
-        receive(fd, entries, 0, || real::readv(fd, buffers, count))
+        match list(buffers, count) {
+            Some(entries) if entries.iter().any(|entry| entry.iov_len > 0) => {
+                receive(fd, entries, 0, || real::readv(fd, buffers, count))
+            }
+            // The kernel refuses a bad list, and looks at nothing for an empty one.
+            _ => real::readv(fd, buffers, count),
+        }
     })
 }
 
@@ -138,7 +151,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         let mut ours = true;
         // SAFETY: the program's own message.
         let result = unsafe {
-            let entries = message_list(message);
+            let Some(entries) = message_list(message) else { return real::recvmsg(fd, message, flags) };
             receive(fd, entries, flags, || {
                 ours = false;
                 real::recvmsg(fd, message, flags)
@@ -149,7 +162,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
             unsafe {
                 (*message).msg_namelen = 0;
                 (*message).msg_controllen = 0;
-                (*message).msg_flags = 0;
+                (*message).msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
             }
         }
         result
@@ -173,11 +186,27 @@ pub unsafe extern "C" fn recvmmsg(
             // SAFETY: the program's own arguments.
             return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
         }
-        for_each_message(messages, count, |message, first| {
-            let later = if first { 0 } else { libc::MSG_DONTWAIT };
+        // SAFETY: null or the program's own.
+        let timeout = unsafe { timeout.as_mut() };
+        if timeout.as_ref().is_some_and(|left| left.tv_sec < 0 || !(0..SECOND).contains(&left.tv_nsec)) {
+            return errno::int(Err(Errno::INVAL));
+        }
+        let start = Instant::now();
+        let limit = timeout.as_ref().map(|left| Duration::new(left.tv_sec as u64, left.tv_nsec as u32));
+        let done = for_each_message(messages, count, |message, done| {
+            // Looked at only between messages, as recvmmsg(2) says under BUGS.
+            if done > 0 && limit.is_some_and(|limit| start.elapsed() >= limit) {
+                return None;
+            }
+            let later = if done > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
             // SAFETY: one of the program's messages.
-            unsafe { recvmsg(fd, message, (flags & !libc::MSG_WAITFORONE) | later) }
-        })
+            Some(unsafe { recvmsg(fd, message, (flags & !libc::MSG_WAITFORONE) | later) })
+        });
+        if let (Some(left), Some(limit)) = (timeout, limit) {
+            let rest = limit.saturating_sub(start.elapsed());
+            *left = timespec { tv_sec: rest.as_secs() as i64, tv_nsec: rest.subsec_nanos().into() };
+        }
+        done
     })
 }
 
@@ -193,32 +222,33 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
             return unsafe { real::sendmmsg(fd, messages, count, flags) };
         }
         // SAFETY: one of the program's messages.
-        for_each_message(messages, count, |message, _| unsafe { sendmsg(fd, message, flags) })
+        for_each_message(messages, count, |message, _| Some(unsafe { sendmsg(fd, message, flags) }))
     })
 }
 
-/// Runs `each` on every message until one fails or comes up short; returns how many were done.
+const SECOND: i64 = 1_000_000_000;
+
+/// Runs `each` on every message, with the number done before, until one fails or it declines; returns how many
+/// were done.
 fn for_each_message(
     messages: *mut mmsghdr,
     count: c_uint,
-    mut each: impl FnMut(*mut msghdr, bool) -> ssize_t,
+    mut each: impl FnMut(*mut msghdr, c_int) -> Option<ssize_t>,
 ) -> c_int {
     let mut done = 0;
+    // As many as the kernel does at once (`UIO_MAXIOV`).
     for index in 0..count.min(1024) as usize {
         // SAFETY: index < count, the program's own array.
         let entry = unsafe { messages.add(index) };
         // SAFETY: inside that entry.
         let header = unsafe { &raw mut (*entry).msg_hdr };
-        let result = each(header, index == 0);
+        let Some(result) = each(header, done) else { break };
         if result < 0 {
             return if done > 0 { done } else { -1 };
         }
         // SAFETY: inside that entry.
         unsafe { (*entry).msg_len = result as c_uint };
         done += 1;
-        if result == 0 {
-            break;
-        }
     }
     done
 }
@@ -230,7 +260,7 @@ fn for_each_message(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
-    guard(|| unsafe { transmit(fd, Ok(&one(buffer.cast(), count)), 0, || real::write(fd, buffer, count)) })
+    guard(|| unsafe { transmit(fd, &one(buffer.cast(), count), 0, || real::write(fd, buffer, count)) })
 }
 
 /// writev(2).
@@ -241,7 +271,8 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) 
 pub unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's own list.
     guard(|| unsafe {
-        let entries = list(buffers, count);
+        // The kernel refuses a bad list.
+        let Some(entries) = list(buffers, count) else { return real::writev(fd, buffers, count) };
         transmit(fd, entries, 0, || real::writev(fd, buffers, count))
     })
 }
@@ -254,7 +285,7 @@ pub unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) 
 pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
     guard(|| unsafe {
-        transmit(fd, Ok(&one(buffer.cast(), count)), flags, || real::send(fd, buffer, count, flags))
+        transmit(fd, &one(buffer.cast(), count), flags, || real::send(fd, buffer, count, flags))
     })
 }
 
@@ -273,7 +304,7 @@ pub unsafe extern "C" fn sendto(
 ) -> ssize_t {
     // SAFETY: the program's own buffer.
     guard(|| unsafe {
-        transmit(fd, Ok(&one(buffer.cast(), count)), flags, || {
+        transmit(fd, &one(buffer.cast(), count), flags, || {
             real::sendto(fd, buffer, count, flags, address, length)
         })
     })
@@ -296,7 +327,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         }
         // SAFETY: as above.
         unsafe {
-            let entries = message_list(message);
+            let Some(entries) = message_list(message) else { return real::sendmsg(fd, message, flags) };
             transmit(fd, entries, flags, || real::sendmsg(fd, message, flags))
         }
     })
@@ -321,7 +352,9 @@ macro_rules! positioned {
                 if offset != -1 {
                     return real::$name(fd, buffers, count, offset, flags);
                 }
-                let entries = list(buffers, count);
+                let Some(entries) = list(buffers, count) else {
+                    return real::$name(fd, buffers, count, offset, flags);
+                };
                 let wait = if flags & libc::RWF_NOWAIT == 0 { 0 } else { libc::MSG_DONTWAIT };
                 $direction(fd, entries, wait, || real::$name(fd, buffers, count, offset, flags))
             })

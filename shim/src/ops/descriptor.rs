@@ -298,12 +298,9 @@ pub(crate) unsafe fn option(
         let error = value.cast::<c_int>();
         // SAFETY: the kernel has just written an int there.
         let kernel = unsafe { error.read_unaligned() };
-        if let Some(ours) = entered.connection().take_error()
-            && kernel == 0
-        {
-            // SAFETY: as above.
-            unsafe { error.write_unaligned(ours.raw_os_error()) };
-        }
+        let ours = entered.connection().take_error(kernel != 0);
+        // SAFETY: as above.
+        unsafe { error.write_unaligned(ours.map_or(0, Errno::raw_os_error)) };
     }
     result
 }

@@ -9,14 +9,13 @@ use thallus_transport::reason::Reason;
 use crate::ops::epoll;
 use crate::{errno, table};
 
-/// Receives into `list`, or lets `kernel` do it while the connection is on TCP. Why a list is none matters only on an
-/// upgraded connection: else the kernel says so itself.
+/// Receives into `list`, or lets `kernel` do it while the connection is on TCP.
 ///
 /// # Safety
 /// The list's buffers are the application's.
 pub(crate) unsafe fn receive(
     fd: i32,
-    list: Result<&[libc::iovec], Errno>,
+    list: &[libc::iovec],
     flags: i32,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
@@ -28,7 +27,7 @@ pub(crate) unsafe fn receive(
         return kernel();
     }
     if call.is_active(fd) {
-        let mut target = match list.and_then(Buffers::new) {
+        let mut target = match Buffers::new(list) {
             Ok(target) => target,
             Err(errno) => return errno::count(Err(errno)),
         };
@@ -48,7 +47,7 @@ pub(crate) unsafe fn receive(
 /// The list's buffers are the application's.
 pub(crate) unsafe fn transmit(
     fd: i32,
-    list: Result<&[libc::iovec], Errno>,
+    list: &[libc::iovec],
     flags: i32,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
@@ -57,7 +56,7 @@ pub(crate) unsafe fn transmit(
         return errno::count(Err(Errno::OPNOTSUPP));
     }
     if call.is_active(fd) {
-        let mut source = match list.and_then(Buffers::new) {
+        let mut source = match Buffers::new(list) {
             Ok(source) => source,
             Err(errno) => return errno::count(Err(errno)),
         };
@@ -103,38 +102,28 @@ pub(crate) fn one(buffer: *const u8, length: usize) -> [libc::iovec; 1] {
 /// Longest list of buffers that the kernel takes (`UIO_MAXIOV` of linux/uio.h).
 const LONGEST_LIST: usize = 1024;
 
-/// The application's list of `count` buffers. `EINVAL` if there can't be so many, `EFAULT` if there is no list.
+/// The application's list of `count` buffers. `None` if the kernel would refuse it.
 ///
 /// # Safety
 /// `list` is readable for `count` entries if `count` is sensible.
-pub(crate) unsafe fn list<'a>(list: *const libc::iovec, count: i32) -> Result<&'a [libc::iovec], Errno> {
-    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-    if count > LONGEST_LIST {
-        return Err(Errno::INVAL);
-    }
+pub(crate) unsafe fn list<'a>(list: *const libc::iovec, count: i32) -> Option<&'a [libc::iovec]> {
+    let count = usize::try_from(count).ok().filter(|&count| count <= LONGEST_LIST)?;
     if count == 0 {
-        return Ok(&[]);
-    }
-    if list.is_null() {
-        return Err(Errno::FAULT);
+        return Some(&[]);
     }
     // SAFETY: the caller's promise.
-    Ok(unsafe { std::slice::from_raw_parts(list, count) })
+    (!list.is_null()).then(|| unsafe { std::slice::from_raw_parts(list, count) })
 }
 
-/// The buffers of the application's message. `EMSGSIZE` if there are too many, else as [`list`].
+/// The buffers of the application's message, as [`list`].
 ///
 /// # Safety
 /// `message` is readable, and its list as [`list`] says.
-pub(crate) unsafe fn message_list<'a>(message: *const libc::msghdr) -> Result<&'a [libc::iovec], Errno> {
+pub(crate) unsafe fn message_list<'a>(message: *const libc::msghdr) -> Option<&'a [libc::iovec]> {
     // SAFETY: the caller's promise.
     let header = unsafe { &*message };
-    let (buffers, count) = (header.msg_iov, header.msg_iovlen);
-    if count > LONGEST_LIST {
-        return Err(Errno::MSGSIZE);
-    }
     // SAFETY: the caller's promise.
-    unsafe { list(buffers, count as i32) }
+    unsafe { list(header.msg_iov, i32::try_from(header.msg_iovlen).ok()?) }
 }
 
 /// Pins each connection whose descriptor `message` carries to another process (unix(7), `SCM_RIGHTS`).

@@ -61,7 +61,8 @@ pub(super) const ALL: &[Behaviour] = &[
     .tally(Tally::Upgraded(1), Tally::Unknown)
     .end(FINE, KILLED),
     Behaviour::connected("end_is_lasting", end_is_lasting, sends_and_closes),
-    Behaviour::connected("close_while_another_thread_reads", close_while_reading, sends_when_told),
+    Behaviour::connected("close_while_another_thread_reads", close_while_reading, sends_when_told)
+        .limitation("**`close` while another thread reads**"),
 ];
 
 fn sends_and_closes(side: &Side, fd: Fd) {
@@ -151,6 +152,8 @@ fn shutdown_of_reading(side: &Side, fd: Fd) {
 }
 
 fn sends_twice_more(side: &Side, fd: Fd) {
+    // Else the second send may wait for the first one's acknowledgement.
+    quietly(|| calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)).expect("TCP_NODELAY");
     assert_eq!(calls::send(fd, b"one", 0), Ok(3));
     side.sync("sent once");
     side.sync("send again");
