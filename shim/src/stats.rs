@@ -109,11 +109,17 @@ pub(crate) fn quiesce() -> Option<Quiet> {
     Some(Quiet { _totals: GONE.lock().ok()? })
 }
 
-/// This process has closed a connection that counts here. The caller lets no signal handler in between.
+/// Whether there is anything to count: a connect that failed is no connection.
+pub(crate) fn counts(block: &Block) -> bool {
+    block.has(flag::CONNECTED)
+        || block.tcp_sent.load(Ordering::Relaxed) > 0
+        || block.tcp_received.load(Ordering::Relaxed) > 0
+}
+
+/// This process was the last to let go of a connection, so it counts here. The caller lets no signal handler in between.
 pub(crate) fn closed(block: &Block) {
-    let ours = !block.has(flag::USED) || block.owner_pid.load(Ordering::Relaxed) == process::id();
     if directory().is_some()
-        && ours
+        && counts(block)
         && let Ok(mut totals) = GONE.lock()
     {
         totals.add(block);
@@ -137,19 +143,26 @@ pub(crate) fn has_connections() -> bool {
     gone || open
 }
 
-/// Writes the file, if one is wanted. A second program in the same process (after exec) writes a second file.
-pub(crate) fn write() {
+/// Writes the file, if one is wanted. Connections that are still open count where they are let go of last: here,
+/// unless another process has them, if this one `ends`. A second program in the same process (after exec) writes a
+/// second file.
+pub(crate) fn write(ends: bool) {
     let Some(directory) = directory() else { return };
     let _uninterrupted = Uninterrupted::begin();
     let Some(mut totals) = table::patiently(&GONE) else { return };
-    table::for_each(|_, connection, used| {
-        let block = connection.block;
-        let ours = block.owner_pid.load(Ordering::Relaxed) == process::id();
-        let nobodys = !block.has(flag::USED) && block.held_only_by(process::id());
-        if (used && ours) || nobodys {
-            totals.add(block);
-        }
-    });
+    if ends {
+        table::let_go_of_all(|block| {
+            if counts(block) {
+                totals.add(block);
+            }
+        });
+    } else {
+        table::for_each(|_, connection, _| {
+            if connection.block.held_only_by(process::id()) && counts(connection.block) {
+                totals.add(connection.block);
+            }
+        });
+    }
     let text = totals.to_json().to_string();
     *totals = Totals::new();
     for attempt in 0..100 {

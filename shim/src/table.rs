@@ -39,6 +39,8 @@ pub(crate) struct Slot {
     /// Descriptors of this process for it.
     fds: AtomicU32,
     alive: AtomicBool,
+    /// Some epoll set makes the kernel report this connection, because it is ready in memory.
+    pub(crate) kicked: AtomicBool,
     /// Whether this process did I/O on it: if not, it is not in its statistics.
     used: AtomicBool,
     /// Nobody else has the connection: its block is free once the last call has left.
@@ -259,6 +261,35 @@ pub(crate) fn remove(fd: i32) {
     errno::keep(|| forget(word, fd, true));
 }
 
+/// Notes whether a connection that nobody has seen established, and that carried nothing, ever was.
+fn note_connected(block: &Block, fd: i32) {
+    if !stats::counts(block) {
+        // SAFETY: the caller says that the descriptor still is the socket.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        if tcp::was_connected(socket) {
+            block.raise(flag::CONNECTED);
+        }
+    }
+}
+
+/// The process ends: it lets go of each of its connections, and visits those that nobody else has.
+pub(crate) fn let_go_of_all(mut visit: impl FnMut(&'static Block)) {
+    for_each(|slot, connection, _| {
+        let block = connection.block;
+        if !block.release(process::id()) {
+            return;
+        }
+        let word = std::ptr::from_ref(slot).addr();
+        let of_slot = |&fd: &i32| cell(fd).is_some_and(|cell| cell.load(Ordering::Relaxed) == word);
+        if !stats::counts(block)
+            && let Some(fd) = descriptors().find(of_slot)
+        {
+            note_connected(block, fd);
+        }
+        visit(block);
+    });
+}
+
 /// Drops an entry's reference. `open`: the descriptor still is the socket, so its end can be announced.
 fn forget(word: usize, fd: i32, open: bool) {
     if word == 0 {
@@ -284,11 +315,11 @@ fn forget(word: usize, fd: i32, open: bool) {
                 slot.users.fetch_add(1, Ordering::SeqCst);
             }
             let last = connection.block.release(process::id());
-            // One that nobody used counts where it ends.
-            if slot.used.load(Ordering::Relaxed) || (last && !connection.block.has(flag::USED)) {
-                stats::closed(connection.block);
-            }
             if last {
+                if open {
+                    note_connected(connection.block, fd);
+                }
+                stats::closed(connection.block);
                 if open && connection.is_active() {
                     connection.finish(fd, lingers_not(fd));
                 }
@@ -360,11 +391,14 @@ pub(crate) fn descriptors() -> impl Iterator<Item = i32> {
         .map(|fd| fd as i32)
 }
 
-/// A connection was made on `fd`, by connect or accept.
-pub(crate) fn track(fd: i32, role: Role, server_port: u16, nonblocking: bool) {
+/// A connection was made on `fd`, by connect or accept; or is being made, if it is not yet `connected`.
+pub(crate) fn track(fd: i32, role: Role, server_port: u16, nonblocking: bool, connected: bool) {
     errno::keep(|| {
         let _uninterrupted = Uninterrupted::begin();
         let Some(block) = allocate(role, fd) else { return };
+        if connected {
+            block.raise(flag::CONNECTED);
+        }
         let connection = Connection::new(block, server_port, nonblocking);
         if ops::process::has_io_uring() {
             connection.pin(thallus_transport::reason::Reason::IoUring);
@@ -394,6 +428,7 @@ fn take_slot() -> &'static Slot {
         users: AtomicU32::new(0),
         fds: AtomicU32::new(0),
         alive: AtomicBool::new(false),
+        kicked: AtomicBool::new(false),
         used: AtomicBool::new(false),
         last: AtomicBool::new(false),
         connection: UnsafeCell::new(MaybeUninit::uninit()),
@@ -415,7 +450,7 @@ fn allocate(role: Role, fd: i32) -> Option<&'static Block> {
     if chunks.iter().map(|chunk| chunk.sweep()).sum::<usize>() > 0 {
         return chunks.iter().find_map(|chunk| from(chunk));
     }
-    let chunk = Chunk::create().ok()?.map_fd(place).ok()?;
+    let chunk = Chunk::create(place).ok()?;
     let chunk: &'static Chunk = Box::leak(Box::new(chunk));
     chunks.push(chunk);
     from(chunk)
@@ -593,7 +628,7 @@ pub(crate) fn internal_fds() -> Vec<i32> {
     let _uninterrupted = Uninterrupted::begin();
     let mut all = Vec::new();
     if let Ok(chunks) = CHUNKS.lock() {
-        all.extend(chunks.iter().map(|chunk| rustix::fd::AsFd::as_fd(*chunk).as_raw_fd()));
+        all.extend(chunks.iter().filter_map(|chunk| chunk.fd()).map(|fd| fd.as_raw_fd()));
     }
     all.extend(log::internal_fd());
     for_each(|_, connection, _| all.extend(connection.internal_fds().into_iter().flatten()));

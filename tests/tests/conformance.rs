@@ -65,6 +65,9 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
         ("left-only", usual, Preloaded::Left),
         ("right-only", usual, Preloaded::Right),
     ];
+    if behaviour.by_itself {
+        variants.retain(|(name, ..)| !name.ends_with("-only"));
+    }
     if behaviour.takes_long {
         variants.retain(|(name, ..)| ["kernel", "v4"].contains(name));
     } else if behaviour.is_connected() {

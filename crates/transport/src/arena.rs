@@ -24,9 +24,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use rustix::process::{Pid, test_kill_process};
 
 use crate::lock::Lock;
@@ -95,6 +95,8 @@ pub mod flag {
     pub const USED: u32 = 128;
     /// A write after the peer's end was accepted, as the kernel accepts one before the peer's reset comes back.
     pub const VOID: u32 = 256;
+    /// It was established: a connect that failed is no connection.
+    pub const CONNECTED: u32 = 512;
     /// A write did not fit: an edge-triggered waiter is owed an edge once it would.
     pub const NO_SPACE: u32 = 64;
 }
@@ -223,8 +225,11 @@ impl Block {
 
     /// Keeps the connection on TCP for good, unless it has already left it. True if it is pinned now.
     pub fn pin(&self, reason: Reason) -> bool {
-        let _ = self.reason.compare_exchange(0, reason as u32, Ordering::Relaxed, Ordering::Relaxed);
-        self.advance(State::Plain, State::Pinned) || self.state() == State::Pinned
+        if self.advance(State::Plain, State::Pinned) {
+            self.reason.store(reason as u32, Ordering::Relaxed);
+            return true;
+        }
+        self.state() == State::Pinned
     }
 
     /// As [`Self::pin`], from the thread that moved the connection to [`State::Switching`].
@@ -385,7 +390,8 @@ const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
 /// One mapped chunk. Mappings last as long as the process: blocks are handed out as `&'static`.
 pub struct Chunk {
     base: NonNull<u8>,
-    fd: OwnedFd,
+    /// By which `thallus status` finds it.
+    fd: Option<OwnedFd>,
 }
 
 // SAFETY: the mapping is never unmapped and holds nothing but atomics.
@@ -400,10 +406,20 @@ impl fmt::Debug for Chunk {
 }
 
 impl Chunk {
-    /// Creates an empty chunk. Fails as memfd_create(2), ftruncate(2) or mmap(2) do.
-    pub fn create() -> Result<Self, Errno> {
-        let fd = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC)?;
-        ftruncate(&fd, CHUNK_BYTES as u64)?;
+    /// Creates an empty chunk, whose descriptor `place` moves out of the program's way. Without a free descriptor it
+    /// has none, and `thallus status` does not see it. Fails as memfd_create(2), ftruncate(2) or mmap(2) do.
+    pub fn create(place: impl Fn(OwnedFd) -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = match memfd_create(MEMFD_NAME, flags).and_then(place) {
+            Ok(fd) => {
+                ftruncate(&fd, CHUNK_BYTES as u64)?;
+                // Whoever looks at it must not find it cut short.
+                fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+                Some(fd)
+            }
+            Err(Errno::MFILE | Errno::NFILE) => None,
+            Err(errno) => return Err(errno),
+        };
         let chunk = Self::map(fd, ProtFlags::READ | ProtFlags::WRITE)?;
         let header = chunk.header();
         header.version.store(VERSION, Ordering::Relaxed);
@@ -416,10 +432,11 @@ impl Chunk {
     /// Maps another process's chunk to look at it. `None` if it is not one of this version.
     pub fn inspect(fd: OwnedFd) -> Option<Self> {
         let size = rustix::fs::fstat(&fd).ok()?.st_size;
-        if usize::try_from(size).ok()? != CHUNK_BYTES {
+        let sealed = fcntl_get_seals(&fd).ok()?.contains(SealFlags::SHRINK);
+        if usize::try_from(size).ok()? != CHUNK_BYTES || !sealed {
             return None;
         }
-        let chunk = Self::map(fd, ProtFlags::READ).ok()?;
+        let chunk = Self::map(Some(fd), ProtFlags::READ).ok()?;
         let header = chunk.header();
         let fits = header.magic.load(Ordering::Acquire) == MAGIC
             && header.version.load(Ordering::Relaxed) == VERSION
@@ -427,16 +444,21 @@ impl Chunk {
         fits.then_some(chunk)
     }
 
-    fn map(fd: OwnedFd, protection: ProtFlags) -> Result<Self, Errno> {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let base = unsafe { mmap(std::ptr::null_mut(), CHUNK_BYTES, protection, MapFlags::SHARED, &fd, 0)? };
+    fn map(fd: Option<OwnedFd>, protection: ProtFlags) -> Result<Self, Errno> {
+        let null = std::ptr::null_mut();
+        let base = match &fd {
+            // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+            Some(fd) => unsafe { mmap(null, CHUNK_BYTES, protection, MapFlags::SHARED, fd, 0)? },
+            // SAFETY: as above.
+            None => unsafe { mmap_anonymous(null, CHUNK_BYTES, protection, MapFlags::SHARED)? },
+        };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { base, fd })
     }
 
-    /// Moves the file descriptor by which `thallus status` finds the chunk.
-    pub fn map_fd(self, place: impl Fn(OwnedFd) -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
-        Ok(Self { base: self.base, fd: place(self.fd)? })
+    /// The descriptor by which `thallus status` finds it.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
     }
 
     fn header(&self) -> &'static Header {
@@ -503,12 +525,6 @@ impl Chunk {
     }
 }
 
-impl AsFd for Chunk {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -519,7 +535,7 @@ mod tests {
 
     #[test]
     fn a_block_is_reused_only_after_it_was_freed() {
-        let chunk = Chunk::create().unwrap();
+        let chunk = Chunk::create(Ok).unwrap();
         let first = chunk.allocate(Role::Client, pid(), 3, 1).unwrap();
         let second = chunk.allocate(Role::Server, pid(), 4, 1).unwrap();
         assert!(!std::ptr::eq(first, second));
@@ -531,7 +547,7 @@ mod tests {
 
     #[test]
     fn a_full_chunk_has_no_block() {
-        let chunk = Chunk::create().unwrap();
+        let chunk = Chunk::create(Ok).unwrap();
         for _ in 0..BLOCKS {
             assert!(chunk.allocate(Role::Client, pid(), 3, 1).is_some());
         }
@@ -541,7 +557,7 @@ mod tests {
 
     #[test]
     fn only_the_last_of_several_holders_closes_the_connection() {
-        let chunk = Chunk::create().unwrap();
+        let chunk = Chunk::create(Ok).unwrap();
         let block = chunk.allocate(Role::Server, pid(), 3, 1).unwrap();
         assert!(block.held_only_by(pid()));
         block.hold_for_unborn();
@@ -553,7 +569,7 @@ mod tests {
 
     #[test]
     fn too_many_holders_make_a_connection_shared_for_ever() {
-        let chunk = Chunk::create().unwrap();
+        let chunk = Chunk::create(Ok).unwrap();
         let block = chunk.allocate(Role::Server, pid(), 3, 1).unwrap();
         // This process stands for all of its children: each is alive for as long as it holds.
         let children = block.holders.len() as u32;
@@ -570,7 +586,7 @@ mod tests {
 
     #[test]
     fn dead_holders_make_room_for_new_ones() {
-        let chunk = Chunk::create().unwrap();
+        let chunk = Chunk::create(Ok).unwrap();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         let block = chunk.allocate(Role::Server, pid(), 3, 1).unwrap();
@@ -584,7 +600,7 @@ mod tests {
 
     #[test]
     fn blocks_of_killed_processes_are_swept() {
-        let chunk = Chunk::create().unwrap();
+        let chunk = Chunk::create(Ok).unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let block = chunk.allocate(Role::Server, child.id(), 3, 1).unwrap();
         assert_eq!(chunk.sweep(), 0);
@@ -597,12 +613,12 @@ mod tests {
 
     #[test]
     fn another_process_can_look_at_a_chunk_but_not_at_something_else() {
-        let chunk = Chunk::create().unwrap();
+        let chunk = Chunk::create(Ok).unwrap();
         let block = chunk.allocate(Role::Client, pid(), 7, 1).unwrap();
         let local = "127.0.0.1:4000".parse().unwrap();
         let peer = "[::ffff:127.0.0.1]:5432".parse().unwrap();
         block.set_addresses(local, peer);
-        let view = Chunk::inspect(chunk.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let view = Chunk::inspect(chunk.fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
         let seen = view.blocks().next().unwrap();
         assert_eq!(seen.local(), Some(local));
         assert_eq!(seen.peer(), Some("127.0.0.1:5432".parse().unwrap()));
@@ -614,7 +630,7 @@ mod tests {
 
     #[test]
     fn a_pinned_connection_keeps_its_first_reason() {
-        let chunk = Chunk::create().unwrap();
+        let chunk = Chunk::create(Ok).unwrap();
         let block = chunk.allocate(Role::Client, pid(), 7, 1).unwrap();
         assert_eq!(block.reason(), Reason::Short);
         assert!(block.pin(Reason::Oob));

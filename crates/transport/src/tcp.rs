@@ -28,6 +28,7 @@ const FIN_RECEIVED: [u8; 4] = [6, 8, 9, 11];
 
 /// Offsets in `struct tcp_info` of linux/tcp.h, which only ever grows at its end.
 mod offset {
+    pub(super) const BYTES_ACKED: usize = 120;
     pub(super) const BYTES_RECEIVED: usize = 128;
     pub(super) const NOTSENT_BYTES: usize = 144;
     pub(super) const BYTES_SENT: usize = 200;
@@ -58,6 +59,36 @@ pub fn peer_has_closed(fd: i32) -> bool {
 /// Reads the kernel's counts in one call, so that they belong together. `ENOSYS` on a kernel (before 4.19)
 /// that does not count them.
 pub fn counts(fd: BorrowedFd<'_>) -> Result<Counts, Errno> {
+    let info = info(fd)?;
+    // The kernel counts the peer's FIN as a byte received (tcp_data_queue: its sequence number).
+    let fin = u64::from(FIN_RECEIVED.contains(&info.0[0]));
+    let first_time = info.word(offset::BYTES_SENT).wrapping_sub(info.word(offset::BYTES_RETRANS));
+    Ok(Counts {
+        sent: first_time.wrapping_add(u64::from(info.half(offset::NOTSENT_BYTES))),
+        received: info.word(offset::BYTES_RECEIVED).wrapping_sub(fin),
+    })
+}
+
+/// Whether the end that connected was ever established: the peer has acknowledged its SYN, which the kernel counts as
+/// a byte.
+pub fn was_connected(fd: BorrowedFd<'_>) -> bool {
+    info(fd).is_ok_and(|info| info.word(offset::BYTES_ACKED) > 0)
+}
+
+/// `struct tcp_info`, as far as it is needed.
+struct Info([u8; 256]);
+
+impl Info {
+    fn word(&self, at: usize) -> u64 {
+        u64::from_ne_bytes(std::array::from_fn(|i| self.0[at + i]))
+    }
+
+    fn half(&self, at: usize) -> u32 {
+        u32::from_ne_bytes(std::array::from_fn(|i| self.0[at + i]))
+    }
+}
+
+fn info(fd: BorrowedFd<'_>) -> Result<Info, Errno> {
     let mut info = [0u8; 256];
     let mut length = info.len() as u32;
     // SAFETY: the kernel writes at most `length` bytes to `info`.
@@ -75,15 +106,7 @@ pub fn counts(fd: BorrowedFd<'_>) -> Result<Counts, Errno> {
     if (length as usize) < offset::END {
         return Err(Errno::NOSYS);
     }
-    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| info[at + i]));
-    let half = |at: usize| u32::from_ne_bytes(std::array::from_fn(|i| info[at + i]));
-    // The kernel counts the peer's FIN as a byte received (tcp_data_queue: its sequence number).
-    let fin = u64::from(FIN_RECEIVED.contains(&info[0]));
-    let first_time = word(offset::BYTES_SENT).wrapping_sub(word(offset::BYTES_RETRANS));
-    Ok(Counts {
-        sent: first_time.wrapping_add(u64::from(half(offset::NOTSENT_BYTES))),
-        received: word(offset::BYTES_RECEIVED).wrapping_sub(fin),
-    })
+    Ok(Info(info))
 }
 
 /// Bytes that have arrived and wait to be read (`FIONREAD`).

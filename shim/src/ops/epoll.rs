@@ -192,12 +192,19 @@ pub(crate) fn became_active(slot: &'static Slot) {
         let Some(mut members) = set.lock() else { continue };
         let Some(member) = members.by_fd.get_mut(&fd) else { continue };
         if !member.active {
-            member.active = true;
+            member.became_active();
             set.active.fetch_add(1, Ordering::SeqCst);
             members.settle(set, fd);
             members.sync(set, fd);
         }
     }
+}
+
+/// The kernel reports this slot's connection although it has no longer anything to read.
+#[cold]
+pub(crate) fn calm(slot: &'static Slot) {
+    slot.kicked.store(false, Ordering::Relaxed);
+    stalled(slot);
 }
 
 /// A write on a connection of this slot did not fit: whoever waits for space must be rung for.

@@ -24,7 +24,7 @@ pub(crate) fn connected(fd: i32, port: Option<u16>, result: i32) {
         // SAFETY: the program's call on this descriptor has just been taken by the kernel.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         if tcp::is_tcp(socket) {
-            table::track(fd, Role::Client, port, is_nonblocking(socket));
+            table::track(fd, Role::Client, port, is_nonblocking(socket), result == 0);
         }
     });
 }
@@ -36,7 +36,7 @@ pub(crate) fn accepted(listener: i32, fd: i32, nonblocking: bool) {
     }
     if let Some(port) = table::listener_port(listener) {
         log::info!("fd {fd}: accepted on port {port}");
-        table::track(fd, Role::Server, port, nonblocking);
+        table::track(fd, Role::Server, port, nonblocking, true);
     } else {
         table::remove(fd);
     }

@@ -120,7 +120,7 @@ pub(crate) fn before_exec() {
     if !in_vfork_child() {
         errno::keep(|| {
             if stats::has_connections() {
-                stats::write();
+                stats::write(false);
             }
         });
     }
@@ -131,7 +131,7 @@ static WRITTEN: AtomicBool = AtomicBool::new(false);
 /// The process ends now, by `_exit` or at the end of `exit`.
 pub(crate) fn exiting() {
     if !in_vfork_child() && !WRITTEN.swap(true, Ordering::SeqCst) {
-        stats::write();
+        stats::write(true);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Bytes in and out: read, recv, write, send and their relatives.
 
+use std::sync::atomic::Ordering;
+
 use rustix::io::Errno;
 use thallus_transport::arena::flag;
 use thallus_transport::buffers::Buffers;
@@ -31,7 +33,11 @@ pub(crate) unsafe fn receive(
             Ok(target) => target,
             Err(errno) => return errno::count(Err(errno)),
         };
-        return errno::count(call.connection().recv(fd, &mut target, flags));
+        let result = call.connection().recv(fd, &mut target, flags);
+        if call.slot.kicked.load(Ordering::Relaxed) && !call.connection().readable() {
+            epoll::calm(call.slot);
+        }
+        return errno::count(result);
     }
     let result = kernel();
     if result > 0 && flags & libc::MSG_PEEK == 0 {

@@ -29,7 +29,8 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("with_itself", nothing, connects_to_itself, Tally::Upgraded(0))
         .tally(Tally::Upgraded(0), Tally::Stayed(1)),
     Behaviour::whole("both_ends_in_one_process", nothing, both_ends, Tally::Upgraded(0))
-        .tally(Tally::Upgraded(0), Tally::Total(2)),
+        .tally(Tally::Upgraded(0), Tally::Total(2))
+        .by_itself(),
     Behaviour::whole(
         "over_the_hosts_own_address",
         echoes_on_any,

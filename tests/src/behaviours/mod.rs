@@ -69,6 +69,8 @@ pub struct Behaviour {
     pub needs_root: bool,
     /// Whether it waits so long that one variant has to do.
     pub takes_long: bool,
+    /// Whether one side has both ends of its connections, so that the other side's library does not matter.
+    pub by_itself: bool,
     /// If an upgraded connection cannot do it: the words with which docs/limitations.md says so.
     pub limitation: Option<&'static str>,
 }
@@ -93,6 +95,7 @@ impl Behaviour {
             environment: &[],
             needs_root: false,
             takes_long: false,
+            by_itself: false,
             limitation: None,
         }
     }
@@ -119,6 +122,11 @@ impl Behaviour {
 
     const fn takes_long(mut self) -> Self {
         self.takes_long = true;
+        self
+    }
+
+    const fn by_itself(mut self) -> Self {
+        self.by_itself = true;
         self
     }
 

@@ -9,7 +9,16 @@ use crate::behaviours::{Behaviour, Tally};
 use crate::side::WARM_UP_BYTES;
 
 /// Why a connection with an unshimmed peer may stay on TCP.
-const ALONE: &[&str] = &["peer-without-thallus", "short", "no-answer", "shutdown-before-upgrade"];
+const ALONE: &[&str] = &[
+    "peer-without-thallus",
+    "short",
+    "no-answer",
+    "shutdown-before-upgrade",
+    "shared-before-upgrade",
+    "inherited-by-exec",
+    "passed-to-process",
+    "stdio",
+];
 
 /// Whether both runs on the kernel went well and told the same.
 ///

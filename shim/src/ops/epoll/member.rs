@@ -91,6 +91,13 @@ impl Member {
         (self.spent, self.deleted, self.seen, self.idle_sleeps) = (false, false, None, 0);
     }
 
+    /// The connection left TCP. What came over TCP the kernel has reported, or still will; nothing has come
+    /// through the ring yet.
+    pub(super) fn became_active(&mut self) {
+        self.active = true;
+        self.seen = Some(Edge { head: 0, ends: 0 });
+    }
+
     /// The events that are due, if any. `tcp`: what the kernel has just reported beyond what memory shows.
     pub(super) fn due(&self, tcp: u32) -> u32 {
         let connection = self.connection();
@@ -150,7 +157,11 @@ impl Member {
             // HUP is reported unasked, and comes with the peer's end: an edge on the socket.
             return bit::IN | bit::RDHUP | ET | kick;
         }
-        let interest = self.connection().kernel_interest(asked);
+        let mut interest = self.connection().kernel_interest(asked);
+        if self.events & ET != 0 && asked & bit::READ != 0 {
+            // The end comes as readable, too: a mask that stays as it was makes no edge.
+            interest &= asked | bit::READ | bit::WRITE;
+        }
         // Unread bytes that the program does not ask for must not keep waking: then only arrivals do.
         let edge = if asked & bit::READ == 0 && !self.kicked { ET } else { self.events & ET };
         interest | edge | kick

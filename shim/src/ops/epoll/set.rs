@@ -225,6 +225,9 @@ impl Members {
         }
         member.arm();
         member.kicked = member.due(0) != 0;
+        if member.kicked {
+            member.slot.kicked.store(true, Ordering::Relaxed);
+        }
         self.sync(set, fd);
     }
 
