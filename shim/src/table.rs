@@ -246,9 +246,9 @@ fn put(fd: i32, word: usize) -> bool {
     true
 }
 
-/// Whether this is a child of vfork(2), which shares this memory with its waiting parent.
+/// Whether this memory may be another process's: see [`ops::process::is_stranger`].
 pub(crate) fn is_borrowed() -> bool {
-    ops::process::in_vfork_child()
+    ops::process::is_stranger()
 }
 
 /// The program is about to close `fd`, or has replaced it.
@@ -395,6 +395,7 @@ pub(crate) fn descriptors() -> impl Iterator<Item = i32> {
 pub(crate) fn track(fd: i32, role: Role, server_port: u16, nonblocking: bool, connected: bool) {
     errno::keep(|| {
         let _uninterrupted = Uninterrupted::begin();
+        ops::process::watch_forks();
         let Some(block) = allocate(role, fd) else { return };
         if connected {
             block.raise(flag::CONNECTED);
@@ -410,7 +411,6 @@ pub(crate) fn track(fd: i32, role: Role, server_port: u16, nonblocking: bool, co
         slot.last.store(false, Ordering::Relaxed);
         slot.fds.store(1, Ordering::Relaxed);
         slot.alive.store(true, Ordering::Release);
-        ops::process::watch_forks();
         if !put(fd, std::ptr::from_ref(slot).expose_provenance()) {
             slot.users.fetch_add(1, Ordering::SeqCst);
             slot.fds.store(0, Ordering::SeqCst);

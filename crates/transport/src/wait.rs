@@ -237,6 +237,12 @@ impl Connection {
         at != NOT_SWITCHED && self.block.tcp_received.load(Ordering::Relaxed) >= at
     }
 
+    /// Whether there are bytes in the ring, though bytes that still come over TCP may precede them. Nobody rings for
+    /// them again, and an edge on the socket for those may have been reported long ago.
+    pub fn is_stirring(&self) -> bool {
+        self.segment().is_some_and(|segment| segment.incoming().0.has_news())
+    }
+
     fn wait_readable(&self, fd: i32, at_once: bool) -> Result<(), Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let started = if at_once || self.nonblocking.load(Ordering::Relaxed) {

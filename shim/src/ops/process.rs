@@ -1,7 +1,7 @@
 //! Processes multiply and change: fork, vfork, exec, exit.
 //!
 //! A fork shares its parent's connections: both hold each block from before the fork until they close it. A vfork
-//! child runs in its parent's memory, so hooks must change nothing there ([`in_vfork_child`]).
+//! child runs in its parent's memory, so hooks must change nothing there ([`is_stranger`]).
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::Once;
@@ -22,10 +22,26 @@ unsafe impl Sync for Held {}
 
 static HELD: Held = Held(UnsafeCell::new(None));
 
+/// The process that this memory belongs to, once there are connections.
+static HOME: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this is a child whose birth no handler saw (vfork(2), clone(2), `_Fork`): hooks pass through, and change
+/// nothing in memory that may still be its parent's.
+pub(crate) fn is_stranger() -> bool {
+    if in_vfork_child() {
+        return true;
+    }
+    let home = HOME.load(Ordering::Relaxed);
+    home != 0 && rustix::process::getpid().as_raw_nonzero().get().cast_unsigned() != home
+}
+
 /// Has fork(2) tell us, from the first connection on.
 pub(crate) fn watch_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        // Known since before some fork, perhaps.
+        process::forked();
+        HOME.store(process::id(), Ordering::SeqCst);
         // SAFETY: the handlers live as long as this library, which is never unloaded.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });
@@ -49,6 +65,7 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     process::forked();
+    HOME.store(process::id(), Ordering::SeqCst);
     // SAFETY: this thread put it there, in the parent.
     let quiet = unsafe { (*HELD.0.get()).take() };
     if let Some(mut quiet) = quiet {
@@ -78,7 +95,7 @@ thread_local! {
 }
 
 /// Whether this is a vfork child, running in its parent's memory while the parent's thread waits.
-pub(crate) fn in_vfork_child() -> bool {
+fn in_vfork_child() -> bool {
     VFORKS.load(Ordering::Relaxed) != 0 && IN_VFORK.get()
 }
 
@@ -117,7 +134,7 @@ pub(crate) fn before_spawn() {
 /// A program is about to replace this one.
 pub(crate) fn before_exec() {
     before_spawn();
-    if !in_vfork_child() {
+    if !is_stranger() {
         errno::keep(|| {
             if stats::has_connections() {
                 stats::write(false);
@@ -130,7 +147,7 @@ static WRITTEN: AtomicBool = AtomicBool::new(false);
 
 /// The process ends now, by `_exit` or at the end of `exit`.
 pub(crate) fn exiting() {
-    if !in_vfork_child() && !WRITTEN.swap(true, Ordering::SeqCst) {
+    if !is_stranger() && !WRITTEN.swap(true, Ordering::SeqCst) {
         stats::write(true);
     }
 }

@@ -104,7 +104,10 @@ impl Member {
         if self.spent || self.deleted || connection.is_closed() {
             return 0;
         }
-        let all = tcp | connection.readiness();
+        let mut all = tcp | connection.readiness();
+        if self.events & ET != 0 && connection.is_stirring() {
+            all |= bit::READ;
+        }
         let bits = all & (self.asked() | bit::ALWAYS);
         if bits == 0 || self.events & ET == 0 {
             return bits;
