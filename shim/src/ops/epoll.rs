@@ -28,7 +28,7 @@ use thallus_transport::arena::State;
 use thallus_transport::reason::Reason;
 use thallus_transport::wait::spin_for;
 
-use self::member::{EXCLUSIVE, Member};
+use self::member::{EXCLUSIVE, Member, ONESHOT};
 use self::set::{Members, memberships};
 pub(crate) use self::set::{Quiet, Set, quiesce};
 use crate::ops::poll::{remaining, to_timespec};
@@ -260,7 +260,9 @@ pub(crate) fn wait(
         let got = set.asleep(|| kernel(epfd, events, remaining(deadline), mask));
         match got {
             Ok(0) => return Some(Ok(0)),
-            Ok(got) if set.active.load(Ordering::SeqCst) == 0 => return Some(Ok(count(got))),
+            Ok(got) if set.active.load(Ordering::SeqCst) == 0 && !set.one_shots.load(Ordering::SeqCst) => {
+                return Some(Ok(count(got)));
+            }
             Ok(got) => match set.sort_out(events, got) {
                 0 => {}
                 kept => return Some(Ok(count(kept))),
@@ -489,9 +491,13 @@ impl Members {
         let (data, reported) = (event.u64, event.events);
         let mut ours = None;
         let mut stranger = true;
-        for fd in self.named(data) {
+        let named = self.named(data);
+        let only = named.len() == 1;
+        for fd in named {
             let Some(member) = self.by_fd.get_mut(&fd) else { continue };
             if !member.active {
+                // The kernel has disabled it: known when it leaves TCP.
+                member.spent |= only && member.events & ONESHOT != 0;
                 continue;
             }
             let connection = member.connection();

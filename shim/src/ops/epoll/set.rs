@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 use libc::epoll_event;
 use thallus_transport::wait::Patience;
 
-use super::member::Member;
+use super::member::{Member, ONESHOT};
 use crate::real;
 use crate::table::Slot;
 
@@ -19,6 +19,8 @@ pub(crate) struct Set {
     /// A descriptor of the set.
     pub(super) epfd: AtomicI32,
     descriptors: AtomicU32,
+    /// There are, or were, one-shot registrations.
+    pub(super) one_shots: AtomicBool,
     /// Registrations that have left TCP.
     pub(super) active: AtomicU32,
     /// The set is waited for from outside: the kernel alone must be able to tell its readiness.
@@ -112,12 +114,14 @@ impl Set {
             set.epfd.store(epfd, Ordering::Relaxed);
             set.descriptors.store(1, Ordering::SeqCst);
             set.nested.store(false, Ordering::SeqCst);
+            set.one_shots.store(false, Ordering::SeqCst);
             return set;
         }
         let set: &'static Self = Box::leak(Box::new(Self {
             members: Mutex::new(Members::default()),
             epfd: AtomicI32::new(epfd),
             descriptors: AtomicU32::new(1),
+            one_shots: AtomicBool::new(false),
             active: AtomicU32::new(0),
             nested: AtomicBool::new(false),
             sleepers: AtomicU32::new(0),
@@ -173,6 +177,9 @@ impl Members {
         join(member.slot, set, fd);
         if member.active {
             set.active.fetch_add(1, Ordering::SeqCst);
+        }
+        if member.events & ONESHOT != 0 {
+            set.one_shots.store(true, Ordering::SeqCst);
         }
         self.by_data.entry(member.kernel.1).or_default().push(fd);
         self.by_fd.insert(fd, member);
