@@ -59,9 +59,14 @@ pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epo
     if let Some(inner) = table::epoll_set(fd) {
         errno::keep(|| inner.nest());
     }
-    let Some(call) = table::enter(fd) else { return kernel(event) };
     // SAFETY: null or readable, as the caller says.
     let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
+    let Some(call) = table::enter(fd) else {
+        if let (Some(set), Some((_, data))) = (table::epoll_set(epfd), wanted) {
+            errno::keep(|| set.names(data));
+        }
+        return kernel(event);
+    };
     if operation == libc::EPOLL_CTL_ADD && wanted.is_some_and(|(events, _)| events & EXCLUSIVE != 0) {
         call.connection().pin(Reason::Exclusive);
     }
@@ -257,17 +262,16 @@ pub(crate) fn wait(
     // once, because the thread is counted: its bell ends the sleep, and the report is sorted out here.
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
+        let look = set.looks();
         let got = set.asleep(|| kernel(epfd, events, remaining(deadline), mask));
-        match got {
-            Ok(0) => return Some(Ok(0)),
-            Ok(got) if set.active.load(Ordering::SeqCst) == 0 && !set.one_shots.load(Ordering::SeqCst) => {
-                return Some(Ok(count(got)));
-            }
-            Ok(got) => match set.sort_out(events, got) {
-                0 => {}
-                kept => return Some(Ok(count(kept))),
-            },
-            Err(errno) => return Some(Err(errno)),
+        let kept = got.map(|got| {
+            let plain = set.active.load(Ordering::SeqCst) == 0 && !set.one_shots.load(Ordering::SeqCst);
+            if plain { got } else { set.sort_out(events, got) }
+        });
+        set.looked(look);
+        match (got, kept) {
+            (Ok(got), Ok(0)) if got > 0 => {}
+            (_, kept) => return Some(kept.map(count)),
         }
     }
 }
@@ -355,8 +359,11 @@ impl Set {
 
     /// What the kernel reports at once.
     fn glance(&'static self, epfd: i32, events: &mut [epoll_event]) -> Result<usize, Errno> {
-        let count = kernel(epfd, events, Some(Duration::ZERO), std::ptr::null())?;
-        Ok(self.sort_out(events, count))
+        let look = self.looks();
+        let got = kernel(epfd, events, Some(Duration::ZERO), std::ptr::null());
+        let kept = got.map(|count| self.sort_out(events, count));
+        self.looked(look);
+        kept
     }
 
     fn spin(
@@ -405,6 +412,7 @@ impl Set {
         mask: *const sigset_t,
     ) -> Result<usize, Errno> {
         let (armed, ready) = self.arm();
+        let look = self.looks();
         let result = if ready || self.stirs() { Ok(0) } else { kernel(epfd, events, timeout, mask) };
         let woken = self.lock();
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -412,8 +420,9 @@ impl Set {
         for (call, writes) in armed {
             call.connection().disarm_cold(writes);
         }
-        let count = result?;
-        Ok(self.sort_out(events, count))
+        let kept = result.map(|count| self.sort_out(events, count));
+        self.looked(look);
+        kept
     }
 
     /// Counts a sleeper in, tells the kernel what it does not know yet, and arms the hot registrations; those that
@@ -516,7 +525,7 @@ impl Members {
             self.sync(set, fd);
         }
         // Nothing of ours explains the report: another descriptor has the same data.
-        if ours.is_none() && stranger { Some(event) } else { ours }
+        if ours.is_none() && stranger && !self.is_buried(data) { Some(event) } else { ours }
     }
 }
 

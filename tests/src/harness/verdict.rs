@@ -19,6 +19,8 @@ const ALONE: &[&str] = &[
     "passed-to-process",
     "stdio",
     "unseen-bytes",
+    "unsupported-call",
+    "rcvlowat",
 ];
 
 /// Whether both runs on the kernel went well and told the same.

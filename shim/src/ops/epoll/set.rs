@@ -37,6 +37,41 @@ pub(super) struct Members {
     /// Descriptors that the kernel has with the same `epoll_data`: its reports name only that.
     by_data: HashMap<u64, Vec<i32>>,
     pub(super) hot: Vec<i32>,
+    graves: Graves,
+}
+
+/// Registrations that were removed while some thread may have had the kernel's report on them already. A one-shot
+/// registration is reported to one thread only, which may close the connection, and free what its `epoll_data` names,
+/// before the other one gets to see its report.
+#[derive(Debug, Default)]
+struct Graves {
+    clock: u64,
+    /// When each of the threads asked the kernel that have not sorted out its answer yet.
+    lookers: Vec<u64>,
+    /// The `epoll_data` of what was removed since, and when.
+    buried: HashMap<u64, u64>,
+}
+
+impl Graves {
+    fn begin(&mut self) -> u64 {
+        self.clock += 1;
+        self.lookers.push(self.clock);
+        self.clock
+    }
+
+    fn end(&mut self, look: u64) {
+        self.lookers.retain(|&other| other != look);
+        match self.lookers.iter().min() {
+            Some(&oldest) => self.buried.retain(|_, &mut when| when >= oldest),
+            None => self.buried.clear(),
+        }
+    }
+
+    fn bury(&mut self, data: u64) {
+        if !self.lookers.is_empty() {
+            self.buried.insert(data, self.clock);
+        }
+    }
 }
 
 thread_local! {
@@ -144,6 +179,30 @@ impl Set {
         Some(Guard(guard))
     }
 
+    /// A thread is about to ask the kernel for reports. Always followed by [`Self::looked`].
+    pub(super) fn looks(&'static self) -> Option<u64> {
+        if !self.one_shots.load(Ordering::SeqCst) {
+            return None;
+        }
+        self.lock().map(|mut members| members.graves.begin())
+    }
+
+    /// The thread has sorted out what the kernel reported.
+    pub(super) fn looked(&'static self, look: Option<u64>) {
+        if let (Some(look), Some(mut members)) = (look, self.lock()) {
+            members.graves.end(look);
+        }
+    }
+
+    /// The program registers another descriptor with `data`.
+    pub(super) fn names(&'static self, data: u64) {
+        if self.one_shots.load(Ordering::SeqCst)
+            && let Some(mut members) = self.lock()
+        {
+            members.graves.buried.remove(&data);
+        }
+    }
+
     /// The program has one more descriptor for the set.
     pub(crate) fn descriptor_added(&self) {
         self.descriptors.fetch_add(1, Ordering::SeqCst);
@@ -182,7 +241,13 @@ impl Members {
             set.one_shots.store(true, Ordering::SeqCst);
         }
         self.by_data.entry(member.kernel.1).or_default().push(fd);
+        self.graves.buried.remove(&member.kernel.1);
         self.by_fd.insert(fd, member);
+    }
+
+    /// Whether a report with `data` is on a registration that is no more.
+    pub(super) fn is_buried(&self, data: u64) -> bool {
+        self.graves.buried.contains_key(&data)
     }
 
     pub(super) fn remove(&mut self, set: &'static Set, fd: i32) {
@@ -192,6 +257,7 @@ impl Members {
             set.active.fetch_sub(1, Ordering::SeqCst);
         }
         self.drop_data(member.kernel.1, fd);
+        self.graves.bury(member.kernel.1);
         self.hot.retain(|&hot| hot != fd);
         leave(member.slot, set, fd);
     }
