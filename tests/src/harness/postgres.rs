@@ -113,12 +113,13 @@ impl Postgres {
         self.service.diagnosis()
     }
 
-    /// Stops it (a "fast" shutdown), so that all of its processes leave their statistics.
+    /// Stops it (a "smart" shutdown: it waits for every session to end by itself), so that all of its processes have
+    /// read what was sent to them, and leave their statistics.
     ///
     /// # Errors
     /// If it does not end.
     pub fn stop(self) -> Result<ExitStatus> {
-        self.service.stop(Signal::INT)
+        self.service.stop(Signal::TERM)
     }
 }
 
