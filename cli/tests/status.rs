@@ -59,7 +59,7 @@ fn connect(chunk: &Chunk, role: Role, pid: u32, local: &str) -> &'static Block {
 
 #[test]
 fn a_connection_over_shared_memory_is_shown_with_all_its_numbers() {
-    let chunk = Chunk::create().unwrap();
+    let chunk = Chunk::create(Ok).unwrap();
     let block = connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1001");
     block.raise(flag::READY);
     block.tcp_sent.store(1, Relaxed);
@@ -93,7 +93,7 @@ fn a_connection_over_shared_memory_is_shown_with_all_its_numbers() {
 
 #[test]
 fn one_direction_over_the_ring_is_enough_to_be_shm() {
-    let chunk = Chunk::create().unwrap();
+    let chunk = Chunk::create(Ok).unwrap();
     connect(&chunk, Role::Server, own_pid(), "127.0.0.1:1011").recv_switched.store(1, Relaxed);
     connect(&chunk, Role::Server, own_pid(), "127.0.0.1:1012").send_switched.store(1, Relaxed);
     let report = report();
@@ -104,7 +104,7 @@ fn one_direction_over_the_ring_is_enough_to_be_shm() {
 
 #[test]
 fn a_connection_over_tcp_is_shown_with_its_reason() {
-    let chunk = Chunk::create().unwrap();
+    let chunk = Chunk::create(Ok).unwrap();
     connect(&chunk, Role::Server, own_pid(), "127.0.0.1:1021").pin(Reason::UnsupportedCall);
     connect(&chunk, Role::Server, own_pid(), "[::1]:1022");
     // Accepted a moment ago: no address yet.
@@ -121,10 +121,10 @@ fn a_connection_over_tcp_is_shown_with_its_reason() {
 
 #[test]
 fn an_arena_shared_by_forks_is_shown_once_and_its_dead_owners_not_at_all() {
-    let chunk = Chunk::create().unwrap();
-    fcntl_setfd(&chunk, FdFlags::empty()).unwrap();
+    let chunk = Chunk::create(Ok).unwrap();
+    fcntl_setfd(chunk.fd().unwrap(), FdFlags::empty()).unwrap();
     let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-    fcntl_setfd(&chunk, FdFlags::CLOEXEC).unwrap();
+    fcntl_setfd(chunk.fd().unwrap(), FdFlags::CLOEXEC).unwrap();
     // Lives, but has nothing to do with the arena: someone got a dead owner's pid.
     let mut stranger = Command::new("sleep").arg("600").spawn().unwrap();
 
@@ -146,7 +146,7 @@ fn an_arena_shared_by_forks_is_shown_once_and_its_dead_owners_not_at_all() {
 
 #[test]
 fn a_closed_connection_is_not_shown() {
-    let chunk = Chunk::create().unwrap();
+    let chunk = Chunk::create(Ok).unwrap();
     let block = connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1041");
     assert_eq!(at(&report(), "127.0.0.1:1041").len(), 1);
     chunk.free(block);
@@ -163,7 +163,7 @@ fn an_arena_of_another_version_is_counted_and_not_shown() {
 
 #[test]
 fn the_table_has_a_line_for_each_end_and_a_summary() {
-    let chunk = Chunk::create().unwrap();
+    let chunk = Chunk::create(Ok).unwrap();
     connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1051").raise(flag::READY);
     connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1052").pin(Reason::PeerWithoutThallus);
     let table = text(&mut thallus(&[]));
@@ -182,7 +182,7 @@ fn the_table_has_a_line_for_each_end_and_a_summary() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
-    let chunk = Chunk::create().unwrap();
+    let chunk = Chunk::create(Ok).unwrap();
     connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1061");
     let mut child = thallus(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
