@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
+use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -146,9 +147,18 @@ impl Scene {
         let log = self.path(&format!("{name}.log"));
         let file = File::create(&log)?;
         command.stdout(file.try_clone()?).stderr(file);
+        // SAFETY: it calls nothing but signal(2), which may be called after fork.
+        unsafe { command.pre_exec(heed_interrupts) };
         let child = command.spawn().with_context(|| format!("{command:?}"))?;
         Ok(Service { child, log })
     }
+}
+
+/// A shell that runs the tests in the background ignores `SIGINT`, and a server that inherits that never ends.
+fn heed_interrupts() -> io::Result<()> {
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+    Ok(())
 }
 
 fn contents(mut file: File) -> Result<String> {
