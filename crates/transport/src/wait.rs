@@ -107,13 +107,13 @@ pub fn spin_for(budget_ns: u64, mut done: impl FnMut() -> bool) -> bool {
             found
         })
     };
-    if look(FIRST_LOOKS) {
-        return true;
-    }
     let retreat = RETREAT.load(Ordering::Relaxed);
     if retreat > 0 {
         RETREAT.store(retreat - 1, Ordering::Relaxed);
-        return false;
+        return look(1);
+    }
+    if look(FIRST_LOOKS) {
+        return true;
     }
     let start = Instant::now();
     let mut before = start;

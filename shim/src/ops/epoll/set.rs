@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -31,9 +32,37 @@ pub(crate) struct Set {
     pub(super) patience: Patience,
 }
 
+/// Hashes a descriptor by one multiplication: descriptors are looked up at every turn, and nobody chooses them to
+/// collide.
+#[derive(Debug, Default)]
+pub(super) struct Number(u64);
+
+impl Hasher for Number {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_i32(&mut self, number: i32) {
+        self.write_u64(u64::from(number.cast_unsigned()));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The map takes its bucket from the low bits and a tag from the high ones (2⁶⁴ ÷ the golden ratio).
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+pub(super) type ByFd = HashMap<i32, Member, BuildHasherDefault<Number>>;
+
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    pub(super) by_fd: HashMap<i32, Member>,
+    pub(super) by_fd: ByFd,
     /// Descriptors that the kernel has with the same `epoll_data`: its reports name only that.
     by_data: HashMap<u64, Vec<i32>>,
     pub(super) hot: Vec<i32>,
