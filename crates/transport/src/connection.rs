@@ -31,6 +31,11 @@ pub struct Connection {
     /// As far as this process knows; the kernel decides ([`crate::stream`]).
     pub nonblocking: AtomicBool,
     closed: AtomicBool,
+    /// Event loops of this process watch the socket for edges only, so that bells may lie in it unread. See
+    /// [`Self::watched_for_edges`].
+    edges: AtomicU32,
+    /// Reads in a row that found nothing, and did not ask the kernel.
+    pub(crate) blind_reads: AtomicU32,
     /// How long to spin.
     pub patience: Patience,
     next_attempt: AtomicU32,
@@ -85,10 +90,29 @@ impl Connection {
             segment: AtomicPtr::new(std::ptr::null_mut()),
             nonblocking: AtomicBool::new(nonblocking),
             closed: AtomicBool::new(false),
+            edges: AtomicU32::new(0),
+            blind_reads: AtomicU32::new(0),
             patience: Patience::new(),
             next_attempt: AtomicU32::new(settings.upgrade_after),
             bargain: Mutex::new(Bargain::default()),
         }
+    }
+
+    /// An event loop watches the socket for edges, or for its level: then for good, as far as bells are concerned, because
+    /// one that nobody takes away would keep such a loop awake.
+    pub fn watched_for_edges(&self, edges: bool) {
+        const EDGES: u32 = 1;
+        const LEVEL: u32 = 2;
+        if edges {
+            let _ = self.edges.compare_exchange(0, EDGES, Ordering::Relaxed, Ordering::Relaxed);
+        } else {
+            self.edges.store(LEVEL, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether only edges on the socket are watched.
+    pub(crate) fn is_watched_for_edges(&self) -> bool {
+        self.edges.load(Ordering::Relaxed) == 1
     }
 
     /// This process has closed its last descriptor: calls still inside must not use the number again.

@@ -73,7 +73,7 @@ impl Connection {
     }
 
     /// Whether every byte that came over TCP has been taken.
-    fn recv_settled(&self) -> bool {
+    pub fn recv_settled(&self) -> bool {
         if self.block.recv_switched.load(Ordering::Acquire) != 0 || self.block.has(flag::PEER_GONE) {
             return true;
         }
@@ -119,7 +119,12 @@ impl Connection {
         if writes {
             self.grow_for_sleeper(segment);
         }
-        waiting::arm_cold(&self.socket(fd, segment), writes);
+        let side = self.socket(fd, segment);
+        if self.may_leave_bells(segment) {
+            waiting::arm_words(&side, writes);
+        } else {
+            waiting::arm_cold(&side, writes);
+        }
     }
 
     /// Undoes [`Self::arm_cold`].

@@ -31,6 +31,9 @@ pub const BELL: u8 = 1;
 /// Largest piece that is published at once, so that the reader of a long write starts early.
 const PIECE: usize = 32 << 10;
 
+/// Bells that may lie unread. Far fewer than the kernel's smallest buffer takes: the next one must get through.
+const MOST_BELLS: u64 = 16;
+
 /// Pushes without any progress of the consumer after which the sender asks the kernel whether the peer lives.
 const BLIND_PUSHES: u64 = 16;
 
@@ -382,9 +385,24 @@ impl Connection {
         waiting::ring(&self.socket(fd, segment));
     }
 
-    /// See [`waiting::drain`].
-    pub(crate) fn drain(&self, fd: i32, segment: &Segment) -> bool {
-        waiting::drain(&self.socket(fd, segment))
+    /// Takes spent bells away, as [`waiting::drain`] does; but where nobody sleeps, not before there are some: each time
+    /// costs a system call, and whoever goes to sleep looks after those that would wake it.
+    pub(crate) fn drain(&self, fd: i32, segment: &Segment) {
+        let (incoming, outgoing) = (segment.incoming().0, segment.outgoing().0);
+        let someone_sleeps = incoming.data_armed.0.has_sleepers() || outgoing.space_armed.0.has_sleepers();
+        if someone_sleeps || self.unread_bells(segment) >= MOST_BELLS {
+            waiting::drain(&self.socket(fd, segment));
+        }
+    }
+
+    fn unread_bells(&self, segment: &Segment) -> u64 {
+        let rung = segment.incoming().0.rung.0.count.load(Ordering::Relaxed);
+        rung.wrapping_sub(self.block.drained.load(Ordering::Relaxed))
+    }
+
+    /// Whether a sleeper may leave unread bells where they are: each new one is an edge.
+    pub(crate) fn may_leave_bells(&self, segment: &Segment) -> bool {
+        self.is_watched_for_edges() && self.unread_bells(segment) < MOST_BELLS
     }
 
     /// This side, as the decisions of [`waiting`] see it.

@@ -19,13 +19,23 @@ use crate::buffers::Buffers;
 use crate::connection::Connection;
 use crate::control::{NOT_SWITCHED, end};
 use crate::settings::settings;
-use crate::{tcp, waiting};
+use crate::{process, tcp, waiting};
 
-/// How long one connection spins: it follows how soon data used to come.
+/// How long one connection, or one set of them, spins: it follows how soon data used to come.
+///
+/// A wait that takes longer than the longest spin halves the next one's, down to none; a shorter wait restores it. But
+/// two peers that both sleep before each message wait for two wake-ups each time, and would never find out
+/// that they need not. So a waiter that does not spin tries it now and then, ever less often while that fails.
 #[derive(Debug)]
 pub struct Patience {
     budget_ns: AtomicU64,
+    /// Waits since the last trial, and how many there are to be.
+    waits: AtomicU32,
+    trial_after: AtomicU32,
 }
+
+/// Waits without a spin before the first trial, and most of them between two.
+const TRIALS: [u32; 2] = [32, 4096];
 
 impl Default for Patience {
     fn default() -> Self {
@@ -36,28 +46,62 @@ impl Default for Patience {
 impl Patience {
     /// Full patience, until experience says otherwise.
     pub fn new() -> Self {
-        Self { budget_ns: AtomicU64::new(settings().spin_ns) }
+        Self {
+            budget_ns: AtomicU64::new(settings().spin_ns),
+            waits: AtomicU32::new(0),
+            trial_after: AtomicU32::new(TRIALS[0]),
+        }
     }
 
-    /// Longest spin now, in nanoseconds.
-    pub fn budget_ns(&self) -> u64 {
-        self.budget_ns.load(Ordering::Relaxed)
+    /// Longest spin of the wait that begins now, in nanoseconds.
+    pub fn allowance_ns(&self) -> u64 {
+        let budget = self.budget_ns.load(Ordering::Relaxed);
+        if budget > 0 {
+            return budget;
+        }
+        let (waits, trial) =
+            (self.waits.load(Ordering::Relaxed) + 1, self.trial_after.load(Ordering::Relaxed));
+        if waits < trial {
+            self.waits.store(waits, Ordering::Relaxed);
+            return 0;
+        }
+        self.waits.store(0, Ordering::Relaxed);
+        self.trial_after.store(trial.saturating_mul(2).min(TRIALS[1]), Ordering::Relaxed);
+        settings().spin_ns
     }
 
     /// Spins until `done` or out of patience. True if `done`.
     pub fn spin(&self, done: impl FnMut() -> bool) -> bool {
-        let budget = self.budget_ns();
-        budget > 0 && spin_for(budget, done)
+        let budget = self.allowance_ns();
+        let done = budget > 0 && spin_for(budget, done);
+        if done {
+            self.restore();
+        }
+        done
+    }
+
+    /// Spinning has ended a wait, or would have.
+    pub fn restore(&self) {
+        if self.budget_ns.load(Ordering::Relaxed) != settings().spin_ns {
+            self.budget_ns.store(settings().spin_ns, Ordering::Relaxed);
+            self.trial_after.store(TRIALS[0], Ordering::Relaxed);
+        }
     }
 
     /// Learns from a wait that spinning did not end: it took `waited_ns` in all.
     pub fn learn(&self, waited_ns: u64) {
         let longest = settings().spin_ns;
-        let budget = self.budget_ns.load(Ordering::Relaxed);
-        let next = if waited_ns < longest { longest } else { (budget / 2).max(longest / 16) };
-        self.budget_ns.store(next, Ordering::Relaxed);
+        if waited_ns < longest {
+            self.restore();
+            return;
+        }
+        let half = self.budget_ns.load(Ordering::Relaxed) / 2;
+        self.budget_ns.store(if half < longest / 16 { 0 } else { half }, Ordering::Relaxed);
     }
 }
+
+/// Reads that find nothing in memory for each that asks the kernel, too.
+const BLIND_READS: u32 = 8;
 
 /// Looks between two yields, some microseconds in all.
 const LOOKS: u32 = 48;
@@ -158,10 +202,14 @@ impl Connection {
             match self.try_recv(fd, target, flags) {
                 Ok(0) => return Ok(total),
                 Ok(count) => {
+                    self.blind_reads.store(0, Ordering::Relaxed);
                     total += count;
                     if !whole || target.left() == 0 {
                         return Ok(total);
                     }
+                }
+                Err(Errno::AGAIN) if self.answers_blindly(at_once) => {
+                    return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
                 }
                 Err(Errno::AGAIN) => match self.wait_readable(fd, at_once) {
                     Ok(()) => {}
@@ -170,6 +218,16 @@ impl Connection {
                 Err(errno) => return if total > 0 { Ok(total) } else { Err(self.told(errno)) },
             }
         }
+    }
+
+    /// Whether a read that must not wait, and found nothing in memory, may say so without asking the kernel: only the
+    /// peer's sudden death is news there. The kernel gets its turn after some reads.
+    fn answers_blindly(&self, at_once: bool) -> bool {
+        let must_not_wait =
+            at_once || (self.nonblocking.load(Ordering::Relaxed) && self.block.held_only_by(process::id()));
+        must_not_wait
+            && self.recv_settled()
+            && self.blind_reads.fetch_add(1, Ordering::Relaxed) % BLIND_READS != BLIND_READS - 1
     }
 
     /// recv(2) of no bytes: waits as long as it would for one, and leaves it there.

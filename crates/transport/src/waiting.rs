@@ -144,7 +144,8 @@ pub(crate) fn arm_cold(side: &impl Side, writes: bool) {
     }
 }
 
-fn arm_words(side: &impl Side, writes: bool) {
+/// Announces a sleeper, without looking at bells.
+pub(crate) fn arm_words(side: &impl Side, writes: bool) {
     side.incoming().data_armed.0.arm();
     if writes {
         side.outgoing().space_armed.0.arm();

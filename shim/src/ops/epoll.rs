@@ -142,7 +142,7 @@ impl Members {
         let active = call.connection().is_active();
         let events = if active { events & !EXCLUSIVE } else { events };
         let mut member = Member::new(call.slot, fd, events, data, active);
-        member.kernel.0 = member.kernel_mask();
+        member.kernel.0 = member.kernel_mask(set.nested.load(Ordering::SeqCst));
         let mut ours = epoll_event { events: member.kernel.0, u64: data };
         // Under the lock, so that a wait beside us never meets a report that it cannot place.
         let result = kernel(&raw mut ours);
@@ -372,7 +372,7 @@ impl Set {
         events: &mut [epoll_event],
         limit: Option<Duration>,
     ) -> Result<Option<usize>, Errno> {
-        let mut budget = self.patience.budget_ns();
+        let mut budget = self.patience.allowance_ns();
         if let Some(limit) = limit {
             budget = budget.min(limit.as_nanos() as u64);
         }
@@ -396,10 +396,11 @@ impl Set {
         });
         match found? {
             0 if !spun => Ok(None),
-            0 => match self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed)) {
-                0 => Ok(None),
-                count => Ok(Some(count)),
-            },
+            0 => {
+                self.patience.restore();
+                let count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed));
+                Ok((count > 0).then_some(count))
+            }
             count => Ok(Some(count)),
         }
     }

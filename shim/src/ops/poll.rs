@@ -76,7 +76,7 @@ fn wait_mixed(
         if timeout == Some(Duration::ZERO) {
             return glance(fds, polled, true);
         }
-        let patience = |one: &Polled| one.call.connection().patience.budget_ns();
+        let patience = |one: &Polled| one.call.connection().patience.allowance_ns();
         let mut budget = polled.iter().map(patience).max().unwrap_or(0);
         let started = Instant::now();
         if let Some(left) = remaining(deadline) {
@@ -108,6 +108,7 @@ fn wait_mixed(
         }
         if spun {
             for one in polled.iter().filter(|one| wanted(fds, one) != 0) {
+                one.call.connection().patience.restore();
                 let hits = &one.call.connection().block.spin_hits;
                 hits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }

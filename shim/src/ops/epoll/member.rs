@@ -146,8 +146,9 @@ impl Member {
         lacks
     }
 
-    /// What the kernel has to watch so that everything the program asked for wakes.
-    pub(super) fn kernel_mask(&self) -> u32 {
+    /// What the kernel has to watch so that everything the program asked for wakes. Once only bells come over TCP, their
+    /// arrival is all that matters, and they need not be taken away one by one; unless the set is `nested`.
+    pub(super) fn kernel_mask(&self, nested: bool) -> u32 {
         if !self.active {
             return self.events;
         }
@@ -166,7 +167,8 @@ impl Member {
             interest &= asked | bit::READ | bit::WRITE;
         }
         // Unread bytes that the program does not ask for must not keep waking: then only arrivals do.
-        let edge = if asked & bit::READ == 0 && !self.kicked { ET } else { self.events & ET };
+        let bells_only = !nested && interest & bit::WRITE == 0 && self.connection().recv_settled();
+        let edge = if (bells_only || asked & bit::READ == 0) && !self.kicked { ET } else { self.events & ET };
         interest | edge | kick
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 use libc::epoll_event;
 use thallus_transport::wait::Patience;
 
-use super::member::{Member, ONESHOT};
+use super::member::{ET, Member, ONESHOT};
 use crate::real;
 use crate::table::Slot;
 
@@ -312,6 +312,9 @@ impl Members {
         if !member.active {
             return;
         }
+        if set.nested.load(Ordering::SeqCst) {
+            member.connection().watched_for_edges(false);
+        }
         if set.is_awake() {
             member.disarm();
             member.kicked = false;
@@ -344,7 +347,11 @@ impl Members {
             return false;
         }
         let before = member.kernel;
-        let wanted = (member.kernel_mask(), member.data);
+        let nested = set.nested.load(Ordering::SeqCst);
+        let wanted = (member.kernel_mask(nested), member.data);
+        if member.active && !nested && wanted.0 & ET != 0 {
+            member.connection().watched_for_edges(true);
+        }
         if wanted != before {
             let mut event = epoll_event { events: wanted.0, u64: wanted.1 };
             // SAFETY: a valid event; the set and the socket are the program's.
