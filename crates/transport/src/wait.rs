@@ -70,14 +70,17 @@ impl Patience {
         settings().spin_ns
     }
 
-    /// Spins until `done` or out of patience. True if `done`.
-    pub fn spin(&self, done: impl FnMut() -> bool) -> bool {
+    /// Spins until `done` or out of patience.
+    pub fn spin(&self, mut done: impl FnMut() -> bool) -> Spin {
         let budget = self.allowance_ns();
-        let done = budget > 0 && spin_for(budget, done);
-        if done {
+        if budget == 0 {
+            return Spin::Vain { crowded: false };
+        }
+        let spin = spin_for(budget, None, |_| done());
+        if spin == Spin::Done {
             self.restore();
         }
-        done
+        spin
     }
 
     /// Spinning has ended a wait, or would have.
@@ -88,15 +91,20 @@ impl Patience {
         }
     }
 
-    /// Learns from a wait that spinning did not end: it took `waited_ns` in all.
-    pub fn learn(&self, waited_ns: u64) {
+    /// Learns from a wait that `spin` did not end: it took `waited_ns` in all.
+    pub fn learn(&self, spin: Spin, waited_ns: u64) {
+        match spin {
+            Spin::Declined => CROWD.slept(waited_ns),
+            Spin::Vain { crowded: true } => CROWD.yielded(waited_ns),
+            _ => {}
+        }
         let longest = settings().spin_ns;
         if waited_ns < longest {
             self.restore();
-            return;
+        } else if spin != Spin::Declined {
+            let half = self.budget_ns.load(Ordering::Relaxed) / 2;
+            self.budget_ns.store(if half < longest / 16 { 0 } else { half }, Ordering::Relaxed);
         }
-        let half = self.budget_ns.load(Ordering::Relaxed) / 2;
-        self.budget_ns.store(if half < longest / 16 { 0 } else { half }, Ordering::Relaxed);
     }
 }
 
@@ -109,84 +117,149 @@ const LOOKS: u32 = 48;
 const FIRST_LOOKS: u32 = 24;
 /// A yield that took longer gave the processor to somebody else.
 const LONG_YIELD: Duration = Duration::from_nanos(1500);
-/// A yield that took longer cost more than a sleep and a wake-up would have.
-const DEAR_YIELD: Duration = Duration::from_micros(300);
-/// Long yields in a row that brought nothing, after which spinning is at others' cost.
-const VAIN_YIELDS: u32 = 2;
-/// Most waits that go to sleep at once before spinning is tried again.
-const LONGEST_RETREAT: u32 = 1024;
+/// Long yields in a row that brought nothing, after which a sleep and a bell would have cost less.
+const VAIN_YIELDS: u32 = 16;
 
-/// What this process has learned of its processors: waits that are still to go to sleep at once, and
-/// how many the last lesson was worth.
-///
-/// Spinning steals from whoever wants to run, and the kernel does not say whether anyone does. A yield tells: it
-/// returns at once when nobody else is runnable here. But a yield among others can be dear: a task that yields goes
-/// behind all of them for a slice (Linux 6.18 forfeits the rest of it), some milliseconds. So every bad
-/// experience doubles the number of waits without either.
-static RETREAT: AtomicU32 = AtomicU32::new(0);
-static LESSON: AtomicU32 = AtomicU32::new(1);
+/// Longest spin of all, others' time included: a signal that arrives meanwhile ends no call.
+const LONGEST: Duration = Duration::from_millis(5);
 
-fn crowded() {
-    let lesson = LESSON.load(Ordering::Relaxed).saturating_mul(2).min(LONGEST_RETREAT);
-    LESSON.store(lesson, Ordering::Relaxed);
-    RETREAT.store(lesson, Ordering::Relaxed);
+/// How [`spin_for`] ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spin {
+    /// What was waited for has come.
+    Done,
+    /// It has not.
+    Vain {
+        /// Others ran meanwhile.
+        crowded: bool,
+    },
+    /// Nobody waited: on these processors sleeping is the better way, or it was time to find out how good it is.
+    Declined,
 }
 
-fn uncrowded() {
-    let lesson = LESSON.load(Ordering::Relaxed);
-    if lesson > 1 {
-        LESSON.store(lesson / 2, Ordering::Relaxed);
+/// What this process has learned of its processors: is it better to yield them, or to sleep and be woken?
+///
+/// Spinning steals from whoever wants to run, and the kernel does not say whether anyone does. A yield tells: it
+/// returns at once when nobody else is runnable here. If others are, and they are our peers, yielding is far cheaper
+/// than bells. But a task that yields goes behind all others (Linux 6.18 makes it forfeit its slice): among programs that
+/// never yield it loses milliseconds each time. So the two ways are compared, by how long waits took; the one that is
+/// not in use is tried now and then.
+struct Crowd {
+    /// How long a wait takes that yields, and one that sleeps, in nanoseconds: moving averages. 0: not known.
+    yielding: AtomicU64,
+    sleeping: AtomicU64,
+    /// Waits until the other way is tried, and how many there are in between.
+    countdown: AtomicU32,
+    gap: AtomicU32,
+}
+
+static CROWD: Crowd = Crowd {
+    yielding: AtomicU64::new(0),
+    sleeping: AtomicU64::new(0),
+    countdown: AtomicU32::new(GAPS[0]),
+    gap: AtomicU32::new(GAPS[0]),
+};
+
+/// Waits between two trials of the other way: at first, and at most.
+const GAPS: [u32; 2] = [64, 4096];
+/// How much longer waits may take that yield: they cost others far less.
+const WORTH: u64 = 4;
+
+impl Crowd {
+    /// Whether a wait should yield, now that looking has brought nothing.
+    fn yields(&self) -> bool {
+        let yielding = self.yielding.load(Ordering::Relaxed);
+        if yielding == 0 {
+            return true;
+        }
+        let sleeping = self.sleeping.load(Ordering::Relaxed);
+        let better = sleeping == 0 || yielding <= sleeping.saturating_mul(WORTH);
+        let countdown = self.countdown.load(Ordering::Relaxed);
+        if countdown > 1 {
+            self.countdown.store(countdown - 1, Ordering::Relaxed);
+            return better;
+        }
+        let gap = self.gap.load(Ordering::Relaxed);
+        self.countdown.store(gap, Ordering::Relaxed);
+        self.gap.store(gap.saturating_mul(2).min(GAPS[1]), Ordering::Relaxed);
+        !better
+    }
+
+    /// A wait that yielded to others took `ns`.
+    fn yielded(&self, ns: u64) {
+        Self::average(&self.yielding, ns);
+    }
+
+    /// A wait that slept at once took `ns`.
+    fn slept(&self, ns: u64) {
+        Self::average(&self.sleeping, ns);
+    }
+
+    /// Nobody else is here.
+    fn left(&self) {
+        if self.yielding.load(Ordering::Relaxed) != 0 {
+            self.yielding.store(0, Ordering::Relaxed);
+            self.gap.store(GAPS[0], Ordering::Relaxed);
+            self.countdown.store(GAPS[0], Ordering::Relaxed);
+        }
+    }
+
+    fn average(word: &AtomicU64, ns: u64) {
+        let old = word.load(Ordering::Relaxed);
+        word.store(if old == 0 { ns.max(1) } else { (old * 7 + ns) / 8 }, Ordering::Relaxed);
     }
 }
 
-/// Spins for up to `budget_ns` until `done`. Alone on its processor a thread just looks; if there are others it
-/// lets them run (the peer may be among them), and where that does not pay it gives up at once.
-pub fn spin_for(budget_ns: u64, mut done: impl FnMut() -> bool) -> bool {
-    let mut look = |times: u32| {
+/// Spins for up to `budget_ns` of this thread's own time until `done`, which is told whether others have just run for a
+/// while; in all no longer than `limit`. Alone on its processor a thread just looks; if there are others it lets
+/// them run: the peer may be among them.
+pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bool) -> bool) -> Spin {
+    let limit = limit.unwrap_or(LONGEST).min(LONGEST);
+    fn look(times: u32, done: &mut impl FnMut(bool) -> bool) -> bool {
         (0..times).any(|_| {
-            let found = done();
+            let found = done(false);
             if !found {
                 std::hint::spin_loop();
             }
             found
         })
-    };
-    let retreat = RETREAT.load(Ordering::Relaxed);
-    if retreat > 0 {
-        RETREAT.store(retreat - 1, Ordering::Relaxed);
-        return look(1);
     }
-    if look(FIRST_LOOKS) {
-        return true;
+    if look(FIRST_LOOKS, &mut done) {
+        return Spin::Done;
+    }
+    if !CROWD.yields() {
+        return Spin::Declined;
     }
     let start = Instant::now();
     let mut before = start;
-    let mut vain = 0;
-    while before.duration_since(start).as_nanos() < u128::from(budget_ns) {
+    let (mut spent, mut vain) = (Duration::ZERO, 0);
+    while spent.as_nanos() < u128::from(budget_ns) {
         rustix::thread::sched_yield();
         let after = Instant::now();
-        let took = after.duration_since(before);
-        if took < LONG_YIELD {
-            if look(LOOKS) {
-                uncrowded();
-                return true;
+        if after.duration_since(before) < LONG_YIELD {
+            if look(LOOKS, &mut done) {
+                if vain == 0 {
+                    CROWD.left();
+                }
+                return Spin::Done;
             }
-            before = Instant::now();
+            let now = Instant::now();
+            spent += now.duration_since(before);
+            before = now;
             continue;
         }
-        let found = look(1);
-        if found && took < DEAR_YIELD {
-            uncrowded();
-            return true;
+        if done(true) {
+            CROWD.yielded(after.duration_since(start).as_nanos() as u64);
+            return Spin::Done;
         }
         vain += 1;
-        if took >= DEAR_YIELD || vain == VAIN_YIELDS {
-            crowded();
-            return found;
+        if vain == VAIN_YIELDS || after.duration_since(start) >= limit {
+            break;
         }
+        spent += LONG_YIELD;
         before = after;
     }
-    false
+    Spin::Vain { crowded: vain > 0 }
 }
 
 impl Connection {
@@ -307,16 +380,17 @@ impl Connection {
             None
         } else {
             let started = Instant::now();
-            if self.patience.spin(|| self.readable()) {
+            let spin = self.patience.spin(|| self.readable());
+            if spin == Spin::Done {
                 self.block.spin_hits.fetch_add(1, Ordering::Relaxed);
                 return Ok(());
             }
-            Some(started)
+            Some((spin, started))
         };
         let side = self.socket(fd, segment);
         let result = waiting::sleep_for_data(&side, || self.sleep_for_byte(fd, at_once));
-        if let Some(started) = started {
-            self.patience.learn(started.elapsed().as_nanos() as u64);
+        if let Some((spin, started)) = started {
+            self.patience.learn(spin, started.elapsed().as_nanos() as u64);
         }
         result
     }
@@ -359,7 +433,7 @@ impl Connection {
         };
         loop {
             let tail = segment.outgoing().0.tail();
-            if self.patience.spin(has_space) {
+            if self.patience.spin(has_space) == Spin::Done {
                 self.block.spin_hits.fetch_add(1, Ordering::Relaxed);
                 return Ok(());
             }

@@ -26,7 +26,7 @@ use libc::{epoll_event, sigset_t};
 use rustix::io::Errno;
 use thallus_transport::arena::State;
 use thallus_transport::reason::Reason;
-use thallus_transport::wait::spin_for;
+use thallus_transport::wait::{Spin, spin_for};
 
 use self::member::{EXCLUSIVE, Member, ONESHOT};
 use self::set::{Members, memberships};
@@ -310,11 +310,12 @@ impl Set {
                 return self.glance(epfd, events);
             }
             let started = *started.get_or_insert_with(Instant::now);
-            if let Some(count) = self.spin(epfd, events, remaining(deadline))? {
+            let (spin, count) = self.spin(epfd, events, remaining(deadline))?;
+            if count > 0 {
                 return Ok(count);
             }
             let count = self.sleep(epfd, events, remaining(deadline), mask)?;
-            self.patience.learn(started.elapsed().as_nanos() as u64);
+            self.patience.learn(spin, started.elapsed().as_nanos() as u64);
             if count > 0 || remaining(deadline) == Some(Duration::ZERO) {
                 return Ok(count);
             }
@@ -371,38 +372,32 @@ impl Set {
         epfd: i32,
         events: &mut [epoll_event],
         limit: Option<Duration>,
-    ) -> Result<Option<usize>, Errno> {
-        let mut budget = self.patience.allowance_ns();
-        if let Some(limit) = limit {
-            budget = budget.min(limit.as_nanos() as u64);
-        }
+    ) -> Result<(Spin, usize), Errno> {
+        let budget = self.patience.allowance_ns();
         if budget == 0 || self.lock().is_none_or(|members| members.hot.is_empty()) {
-            return Ok(None);
+            return Ok((Spin::Vain { crowded: false }, 0));
         }
         let mut last_glance = Instant::now();
         let mut rounds = 0u32;
         let mut found = Ok(0);
-        let spun = spin_for(budget, || {
+        let spin = spin_for(budget, limit, |others_ran| {
             if self.stirs() {
                 return true;
             }
             rounds = rounds.wrapping_add(1);
-            if rounds.is_multiple_of(32) && last_glance.elapsed() > KERNEL_GLANCE {
+            if (others_ran || rounds.is_multiple_of(32)) && last_glance.elapsed() > KERNEL_GLANCE {
                 last_glance = Instant::now();
                 found = self.glance(epfd, events);
                 return found != Ok(0);
             }
             false
         });
-        match found? {
-            0 if !spun => Ok(None),
-            0 => {
-                self.patience.restore();
-                let count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed));
-                Ok((count > 0).then_some(count))
-            }
-            count => Ok(Some(count)),
+        let mut count = found?;
+        if spin == Spin::Done && count == 0 {
+            self.patience.restore();
+            count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed));
         }
+        Ok((spin, count))
     }
 
     fn sleep(

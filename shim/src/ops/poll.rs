@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libc::{pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 use thallus_transport::ready::bit;
-use thallus_transport::wait::spin_for;
+use thallus_transport::wait::{Spin, spin_for};
 
 use crate::table::{self, Call};
 use crate::{errno, real};
@@ -77,36 +77,40 @@ fn wait_mixed(
             return glance(fds, polled, true);
         }
         let patience = |one: &Polled| one.call.connection().patience.allowance_ns();
-        let mut budget = polled.iter().map(patience).max().unwrap_or(0);
+        let budget = polled.iter().map(patience).max().unwrap_or(0);
         let started = Instant::now();
-        if let Some(left) = remaining(deadline) {
-            budget = budget.min(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
-        }
         let mut last_glance = Instant::now();
         let mut found = None;
         let mut rounds = 0u32;
-        let spun = budget > 0
-            && spin_for(budget, || {
-                if polled.iter().any(|one| wanted(fds, one) != 0) {
-                    return true;
-                }
-                rounds = rounds.wrapping_add(1);
-                if !only_ours && rounds.is_multiple_of(64) && last_glance.elapsed() > KERNEL_GLANCE {
-                    last_glance = Instant::now();
-                    match glance(fds, polled, false) {
-                        Ok(0) => {}
-                        other => {
-                            found = Some(other);
-                            return true;
-                        }
+        let look = |others_ran: bool| {
+            if polled.iter().any(|one| wanted(fds, one) != 0) {
+                return true;
+            }
+            rounds = rounds.wrapping_add(1);
+            if !only_ours
+                && (others_ran || rounds.is_multiple_of(64))
+                && last_glance.elapsed() > KERNEL_GLANCE
+            {
+                last_glance = Instant::now();
+                match glance(fds, polled, false) {
+                    Ok(0) => {}
+                    other => {
+                        found = Some(other);
+                        return true;
                     }
                 }
-                false
-            });
+            }
+            false
+        };
+        let spin = if budget > 0 {
+            spin_for(budget, remaining(deadline), look)
+        } else {
+            Spin::Vain { crowded: false }
+        };
         if let Some(found) = found {
             return found;
         }
-        if spun {
+        if spin == Spin::Done {
             for one in polled.iter().filter(|one| wanted(fds, one) != 0) {
                 one.call.connection().patience.restore();
                 let hits = &one.call.connection().block.spin_hits;
@@ -117,7 +121,7 @@ fn wait_mixed(
         let slept = sleep(fds, polled, remaining(deadline), mask);
         let waited = started.elapsed().as_nanos() as u64;
         for one in polled.iter() {
-            one.call.connection().patience.learn(waited);
+            one.call.connection().patience.learn(spin, waited);
         }
         match slept {
             Ok(0) if remaining(deadline) != Some(Duration::ZERO) => {}
