@@ -7,7 +7,7 @@
 //! for the next arrival (`EPOLLET`).
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -74,7 +74,7 @@ impl Patience {
     pub fn spin(&self, mut done: impl FnMut() -> bool) -> Spin {
         let budget = self.allowance_ns();
         if budget == 0 {
-            return Spin::Vain { crowded: false };
+            return Spin::Vain;
         }
         let spin = spin_for(budget, None, |_| done());
         if spin == Spin::Done {
@@ -93,11 +93,6 @@ impl Patience {
 
     /// Learns from a wait that `spin` did not end: it took `waited_ns` in all.
     pub fn learn(&self, spin: Spin, waited_ns: u64) {
-        match spin {
-            Spin::Declined => CROWD.slept(waited_ns),
-            Spin::Vain { crowded: true } => CROWD.yielded(waited_ns),
-            _ => {}
-        }
         let longest = settings().spin_ns;
         if waited_ns < longest {
             self.restore();
@@ -129,11 +124,8 @@ pub enum Spin {
     /// What was waited for has come.
     Done,
     /// It has not.
-    Vain {
-        /// Others ran meanwhile.
-        crowded: bool,
-    },
-    /// Nobody waited: on these processors sleeping is the better way, or it was time to find out how good it is.
+    Vain,
+    /// Nobody waited: on these processors sleeping is the better way now.
     Declined,
 }
 
@@ -142,71 +134,64 @@ pub enum Spin {
 /// Spinning steals from whoever wants to run, and the kernel does not say whether anyone does. A yield tells: it
 /// returns at once when nobody else is runnable here. If others are, and they are our peers, yielding is far cheaper
 /// than bells. But a task that yields goes behind all others (Linux 6.18 makes it forfeit its slice): among programs that
-/// never yield it loses milliseconds each time. So the two ways are compared, by how long waits took; the one that is
-/// not in use is tried now and then.
+/// never yield it loses milliseconds each time. So there is an account: a yield that others answered soon is worth
+/// [`GAIN_NS`], one that took longer than [`ROBBED`] costs its time. Whoever is in debt sleeps at once for some waits, and
+/// for twice as many the next time.
 struct Crowd {
-    /// How long a wait takes that yields, and one that sleeps, in nanoseconds: moving averages. 0: not known.
-    yielding: AtomicU64,
-    sleeping: AtomicU64,
-    /// Waits until the other way is tried, and how many there are in between.
-    countdown: AtomicU32,
-    gap: AtomicU32,
+    /// The account, in nanoseconds.
+    balance: AtomicI64,
+    /// Waits that are still to sleep at once.
+    retreat: AtomicU32,
+    /// How many the next retreat lasts.
+    lesson: AtomicU32,
 }
 
-static CROWD: Crowd = Crowd {
-    yielding: AtomicU64::new(0),
-    sleeping: AtomicU64::new(0),
-    countdown: AtomicU32::new(GAPS[0]),
-    gap: AtomicU32::new(GAPS[0]),
-};
+static CROWD: Crowd =
+    Crowd { balance: AtomicI64::new(0), retreat: AtomicU32::new(0), lesson: AtomicU32::new(LESSONS[0]) };
 
-/// Waits between two trials of the other way: at first, and at most.
-const GAPS: [u32; 2] = [64, 4096];
-/// How much longer waits may take that yield: they cost others far less.
-const WORTH: u64 = 4;
+/// Waits of the first retreat, and of the longest.
+const LESSONS: [u32; 2] = [64, 4096];
+/// What yielding saves instead of sleeping: two wake-ups' time of a processor.
+const GAIN_NS: i64 = 20_000;
+/// Who lets others run loses no more than this among peers that wait for each other.
+const ROBBED: Duration = Duration::from_millis(1);
+/// Most that can be saved up: bad times must be noticed soon.
+const WEALTH_NS: i64 = 10_000_000;
 
 impl Crowd {
     /// Whether a wait should yield, now that looking has brought nothing.
     fn yields(&self) -> bool {
-        let yielding = self.yielding.load(Ordering::Relaxed);
-        if yielding == 0 {
-            return true;
+        let retreat = self.retreat.load(Ordering::Relaxed);
+        if retreat > 0 {
+            self.retreat.store(retreat - 1, Ordering::Relaxed);
         }
-        let sleeping = self.sleeping.load(Ordering::Relaxed);
-        let better = sleeping == 0 || yielding <= sleeping.saturating_mul(WORTH);
-        let countdown = self.countdown.load(Ordering::Relaxed);
-        if countdown > 1 {
-            self.countdown.store(countdown - 1, Ordering::Relaxed);
-            return better;
+        retreat == 0
+    }
+
+    /// A yield let others run for `took`, and what was waited for has come. Threads that meet here may lose an entry.
+    fn gained(&self, took: Duration) {
+        if took >= ROBBED {
+            self.robbed(took);
+            return;
         }
-        let gap = self.gap.load(Ordering::Relaxed);
-        self.countdown.store(gap, Ordering::Relaxed);
-        self.gap.store(gap.saturating_mul(2).min(GAPS[1]), Ordering::Relaxed);
-        !better
-    }
-
-    /// A wait that yielded to others took `ns`.
-    fn yielded(&self, ns: u64) {
-        Self::average(&self.yielding, ns);
-    }
-
-    /// A wait that slept at once took `ns`.
-    fn slept(&self, ns: u64) {
-        Self::average(&self.sleeping, ns);
-    }
-
-    /// Nobody else is here.
-    fn left(&self) {
-        if self.yielding.load(Ordering::Relaxed) != 0 {
-            self.yielding.store(0, Ordering::Relaxed);
-            self.gap.store(GAPS[0], Ordering::Relaxed);
-            self.countdown.store(GAPS[0], Ordering::Relaxed);
+        let balance = self.balance.load(Ordering::Relaxed) + GAIN_NS;
+        self.balance.store(balance.min(WEALTH_NS), Ordering::Relaxed);
+        if balance >= WEALTH_NS {
+            self.lesson.store(LESSONS[0], Ordering::Relaxed);
         }
     }
 
-    fn average(word: &AtomicU64, ns: u64) {
-        let old = word.load(Ordering::Relaxed);
-        word.store(if old == 0 { ns.max(1) } else { (old * 7 + ns) / 8 }, Ordering::Relaxed);
+    /// A yield let others run for `took`: too long.
+    fn robbed(&self, took: Duration) {
+        let balance = self.balance.load(Ordering::Relaxed).saturating_sub_unsigned(took.as_nanos() as u64);
+        if balance >= 0 {
+            self.balance.store(balance, Ordering::Relaxed);
+            return;
+        }
+        self.balance.store(0, Ordering::Relaxed);
+        let lesson = self.lesson.load(Ordering::Relaxed);
+        self.retreat.store(lesson, Ordering::Relaxed);
+        self.lesson.store(lesson.saturating_mul(2).min(LESSONS[1]), Ordering::Relaxed);
     }
 }
 
@@ -236,11 +221,9 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
     while spent.as_nanos() < u128::from(budget_ns) {
         rustix::thread::sched_yield();
         let after = Instant::now();
-        if after.duration_since(before) < LONG_YIELD {
+        let took = after.duration_since(before);
+        if took < LONG_YIELD {
             if look(LOOKS, &mut done) {
-                if vain == 0 {
-                    CROWD.left();
-                }
                 return Spin::Done;
             }
             let now = Instant::now();
@@ -249,8 +232,12 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
             continue;
         }
         if done(true) {
-            CROWD.yielded(after.duration_since(start).as_nanos() as u64);
+            CROWD.gained(took);
             return Spin::Done;
+        }
+        if took >= ROBBED {
+            CROWD.robbed(took);
+            break;
         }
         vain += 1;
         if vain == VAIN_YIELDS || after.duration_since(start) >= limit {
@@ -259,7 +246,7 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
         spent += LONG_YIELD;
         before = after;
     }
-    Spin::Vain { crowded: vain > 0 }
+    Spin::Vain
 }
 
 impl Connection {

@@ -375,7 +375,7 @@ impl Set {
     ) -> Result<(Spin, usize), Errno> {
         let budget = self.patience.allowance_ns();
         if budget == 0 || self.lock().is_none_or(|members| members.hot.is_empty()) {
-            return Ok((Spin::Vain { crowded: false }, 0));
+            return Ok((Spin::Vain, 0));
         }
         let mut last_glance = Instant::now();
         let mut rounds = 0u32;

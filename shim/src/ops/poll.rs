@@ -102,11 +102,7 @@ fn wait_mixed(
             }
             false
         };
-        let spin = if budget > 0 {
-            spin_for(budget, remaining(deadline), look)
-        } else {
-            Spin::Vain { crowded: false }
-        };
+        let spin = if budget > 0 { spin_for(budget, remaining(deadline), look) } else { Spin::Vain };
         if let Some(found) = found {
             return found;
         }
