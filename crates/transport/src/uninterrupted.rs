@@ -3,6 +3,7 @@
 //! A handler may do anything that POSIX calls async-signal-safe, which includes read(2), close(2) and `_exit`. Were it
 //! to wait for a lock or a decision of the very thread that it interrupts, it would wait for ever.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 
 use syscalls::{Sysno, syscall};
@@ -10,10 +11,14 @@ use syscalls::{Sysno, syscall};
 /// The kernel's `sigset_t`: one bit a signal.
 type Mask = u64;
 
-/// Blocks all signals of the calling thread until dropped (sigprocmask(2)). Guards may nest.
+thread_local! {
+    /// Guards of this thread, and its mask before the first.
+    static GUARDS: Cell<(u32, Mask)> = const { Cell::new((0, 0)) };
+}
+
+/// Blocks all signals of the calling thread until dropped (sigprocmask(2)). Guards may nest; the outermost one does it.
 #[derive(Debug)]
 pub struct Uninterrupted {
-    before: Mask,
     /// The mask is the thread's: the guard must end where it began.
     _thread: PhantomData<*const ()>,
 }
@@ -21,16 +26,23 @@ pub struct Uninterrupted {
 impl Uninterrupted {
     /// Begins the section.
     pub fn begin() -> Self {
-        let mut before: Mask = 0;
-        let all = Mask::MAX;
-        set_mask(&raw const all, &raw mut before);
-        Self { before, _thread: PhantomData }
+        let (guards, mut before) = GUARDS.get();
+        if guards == 0 {
+            let all = Mask::MAX;
+            set_mask(&raw const all, &raw mut before);
+        }
+        GUARDS.set((guards + 1, before));
+        Self { _thread: PhantomData }
     }
 }
 
 impl Drop for Uninterrupted {
     fn drop(&mut self) {
-        set_mask(&raw const self.before, std::ptr::null_mut());
+        let (guards, before) = GUARDS.get();
+        GUARDS.set((guards - 1, before));
+        if guards == 1 {
+            set_mask(&raw const before, std::ptr::null_mut());
+        }
     }
 }
 

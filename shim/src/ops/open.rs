@@ -24,7 +24,9 @@ pub(crate) fn connected(fd: i32, port: Option<u16>, result: i32) {
         // SAFETY: the program's call on this descriptor has just been taken by the kernel.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         if tcp::is_tcp(socket) {
-            table::track(fd, Role::Client, port, is_nonblocking(socket), result == 0);
+            // A non-blocking connect is never done at once (`inet_stream_connect`).
+            let connected = result == 0;
+            table::track(fd, Role::Client, port, !connected && is_nonblocking(socket), connected);
         }
     });
 }
