@@ -14,7 +14,7 @@ pub use library::library;
 pub use pair::{Preloaded, Report, Run, Variant, run};
 pub use postgres::Postgres;
 pub use scene::{Output, Scene, Service, free_port, program};
-pub use stats::{Stats, read_stats};
+pub use stats::{Stats, TOO_SHORT, read_stats};
 pub use turns::{Turn, turn};
 pub use verdict::{check, check_on_kernel};
 

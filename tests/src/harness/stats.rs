@@ -7,6 +7,10 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+/// Why a connection may stay on TCP although both ends have the library: it ended before it was worth it, or while one
+/// end was still looking for the other.
+pub const TOO_SHORT: &[&str] = &["short", "no-answer", "peer-without-thallus"];
+
 /// The sums over all processes of one side.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {

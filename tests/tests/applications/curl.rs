@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
-use thallus_tests::harness::{Scene, Service, Stats, free_port, program, turn};
+use thallus_tests::harness::{Scene, Service, Stats, TOO_SHORT, free_port, program, turn};
 use thallus_tests::side::Pattern;
 
 const LENGTH: usize = 50 << 20;
@@ -96,7 +96,9 @@ fn wrk_keeps_connections_busy() -> Result<()> {
     ensure!(printed.contains("requests in") && !printed.contains("Non-2xx"), "{printed}");
     ensure!(!printed.contains("Socket errors"), "{printed}");
     service.stop(Signal::INT)?;
+    // Each has a thread of the server's, which on a busy machine may hardly have run.
     let stats = scene.stats("client")?;
-    assert!(stats.over_shared_memory() >= 6, "{stats:?}");
+    assert!(stats.over_shared_memory() >= 3, "{stats:?}");
+    assert!(stats.not_upgraded.keys().all(|reason| TOO_SHORT.contains(&reason.as_str())), "{stats:?}");
     Ok(())
 }
