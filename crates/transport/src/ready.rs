@@ -38,9 +38,9 @@ pub mod bit {
 }
 
 impl Connection {
-    /// The bits that hold now, as far as memory shows. What is still on TCP the kernel has to be asked for:
-    /// see [`Self::kernel_interest`].
-    pub fn readiness(&self) -> u32 {
+    /// The bits that hold now, as far as memory shows; those that mean writable only if some are `asked` for. What is still
+    /// on TCP the kernel has to be asked for: see [`Self::kernel_interest`].
+    pub fn readiness(&self, asked: u32) -> u32 {
         let Some(segment) = self.segment() else { return 0 };
         let incoming = segment.incoming().0;
         let ended = incoming.end();
@@ -63,6 +63,9 @@ impl Connection {
         }
         if self.untold_reset(segment).is_some() {
             bits |= bit::ERR;
+        }
+        if asked & bit::WRITE == 0 {
+            return bits;
         }
         let switched = self.block.send_switched.load(Ordering::Acquire) != 0;
         let unwanted = send_shut || gone || ended & end::CLOSED != 0;
@@ -164,7 +167,7 @@ impl Connection {
         {
             bits |= bit::WRITE;
         }
-        bits | self.readiness()
+        bits | self.readiness(bit::WRITE)
     }
 
     /// The pending error of `SO_ERROR`, cleared by telling. `kernel`: the kernel has just told of one on the socket, which

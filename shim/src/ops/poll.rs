@@ -132,7 +132,8 @@ fn asked(fds: &[pollfd], one: &Polled) -> u32 {
 
 /// The bits of one connection that the program asked for and that hold, as far as memory shows.
 fn wanted(fds: &[pollfd], one: &Polled) -> u32 {
-    one.call.connection().readiness() & (asked(fds, one) | bit::ALWAYS)
+    let asked = asked(fds, one);
+    one.call.connection().readiness(asked) & (asked | bit::ALWAYS)
 }
 
 /// Fills in what memory shows; returns how many are ready.
@@ -186,7 +187,7 @@ fn merge(fds: &mut [pollfd], polled: &[Polled], kernel: &[pollfd]) -> i32 {
         let asked = asked(fds, one);
         let connection = one.call.connection();
         let bits = if events == 0 {
-            connection.readiness()
+            connection.readiness(asked)
         } else {
             connection.interpret(fds[one.index].fd, events)
         };

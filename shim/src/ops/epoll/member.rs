@@ -104,7 +104,7 @@ impl Member {
         if self.spent || self.deleted || connection.is_closed() {
             return 0;
         }
-        let mut all = tcp | connection.readiness();
+        let mut all = tcp | connection.readiness(self.asked());
         if self.events & ET != 0 && connection.is_stirring() {
             all |= bit::READ;
         }
@@ -126,7 +126,7 @@ impl Member {
         }
         if self.events & ET != 0 {
             let connection = self.connection();
-            self.seen = Some(Edge::of(connection, tcp | connection.readiness()));
+            self.seen = Some(Edge::of(connection, tcp | connection.readiness(self.asked())));
             if bits & bit::WRITE != 0 {
                 connection.block.lower(flag::NO_SPACE);
             }
@@ -139,7 +139,8 @@ impl Member {
 
     /// Whether the program waits for space that is not there: then an edge is owed, and a bell.
     pub(super) fn lacks_space(&self) -> bool {
-        let lacks = self.asked() & bit::WRITE != 0 && self.connection().readiness() & bit::WRITE == 0;
+        let lacks =
+            self.asked() & bit::WRITE != 0 && self.connection().readiness(bit::WRITE) & bit::WRITE == 0;
         if lacks {
             self.connection().block.raise(flag::NO_SPACE);
         }
