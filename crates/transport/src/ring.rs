@@ -234,16 +234,18 @@ impl<'a, M: Memory> Producer<'a, M> {
         Ok(true)
     }
 
-    /// Goes back to a window that stays in cache if the ring is empty and the current one is larger. The memory stays,
-    /// for the next time.
+    /// Goes back to a window that stays in cache if the ring is empty and the current one is larger, and has held
+    /// something. The memory stays, for the next time.
     pub fn come_home(&self) -> Result<bool, Lie> {
         let current = self.current()?;
-        let comes =
-            current.class > HOT_CLASS && current.start != self.control.head() && self.control.is_empty();
-        if comes {
-            self.open(HOT_CLASS);
+        let used = current.start != self.control.head();
+        // The ring may have grown past that window without having opened it.
+        if current.class <= HOT_CLASS || !used || !self.control.is_empty() || !self.memory.populate(HOT_CLASS)
+        {
+            return Ok(false);
         }
-        Ok(comes)
+        self.open(HOT_CLASS);
+        Ok(true)
     }
 
     /// The class of the window that is written to now.

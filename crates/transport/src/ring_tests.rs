@@ -1,4 +1,4 @@
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
@@ -6,34 +6,50 @@ use proptest::prelude::*;
 use super::*;
 use crate::sync::Ordering;
 
-struct Heap(UnsafeCell<Vec<u8>>);
+struct Heap {
+    bytes: UnsafeCell<Vec<u8>>,
+    /// The windows that a store may go to, one bit each.
+    populated: Cell<u32>,
+}
 
 impl Heap {
     fn new() -> Self {
-        Self(UnsafeCell::new(vec![0; DIRECTION_BYTES as usize]))
+        Self { bytes: UnsafeCell::new(vec![0; DIRECTION_BYTES as usize]), populated: Cell::new(1) }
+    }
+
+    /// For control words that a peer has made up: the windows that they name were never opened.
+    fn all_populated() -> Self {
+        let heap = Self::new();
+        heap.populated.set(u32::MAX);
+        heap
     }
 }
 
 // SAFETY: the vector is DIRECTION_BYTES long, and these tests use one thread.
 unsafe impl Memory for Heap {
     unsafe fn put(&self, offset: u64, source: *const u8, length: usize) {
+        let class = (0..CLASSES).rfind(|&class| class_offset(class) <= offset).unwrap();
+        assert!(self.populated.get() & 1 << class != 0, "a store to window {class}, which has no memory");
         // SAFETY: one thread, no other reference alive.
-        let bytes = unsafe { &mut *self.0.get() };
+        let bytes = unsafe { &mut *self.bytes.get() };
         // SAFETY: the caller's promise.
         bytes[offset as usize..][..length]
             .copy_from_slice(unsafe { std::slice::from_raw_parts(source, length) });
     }
     unsafe fn take(&self, offset: u64, target: *mut u8, length: usize) {
         // SAFETY: one thread, no other reference alive.
-        let bytes = unsafe { &*self.0.get() };
+        let bytes = unsafe { &*self.bytes.get() };
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(target, length) }
             .copy_from_slice(&bytes[offset as usize..][..length]);
     }
-    fn populate(&self, _: u32) -> bool {
+    fn populate(&self, class: u32) -> bool {
+        self.populated.set(self.populated.get() | 1 << class);
         true
     }
-    fn discard(&self, _: u32) {}
+    fn discard(&self, class: u32) {
+        self.populated.set(self.populated.get() & !(1 << class));
+    }
 }
 
 fn push(producer: &Producer<'_, Heap>, bytes: &[u8]) -> usize {
@@ -55,6 +71,7 @@ enum Step {
     Pop(usize),
     Grow(u64),
     Shrink,
+    ComeHome,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -63,6 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0usize..50_000).prop_map(Step::Pop),
         1 => (0u64..3_000_000).prop_map(Step::Grow),
         1 => Just(Step::Shrink),
+        1 => Just(Step::ComeHome),
     ]
 }
 
@@ -96,6 +114,12 @@ proptest! {
                     let shrunk = producer.shrink().unwrap();
                     prop_assert!(!shrunk || (model.is_empty() && producer.class().unwrap() == 0));
                 }
+                Step::ComeHome => {
+                    let before = producer.class().unwrap();
+                    let came = producer.come_home().unwrap();
+                    prop_assert!(!came || (before > HOT_CLASS && model.is_empty()));
+                    prop_assert_eq!(producer.class().unwrap(), if came { HOT_CLASS } else { before });
+                }
             }
             prop_assert_eq!(control.used() as usize, model.len());
         }
@@ -105,7 +129,7 @@ proptest! {
 
     #[test]
     fn control_words_full_of_lies_never_reach_outside(words in prop::array::uniform8(any::<u64>()), near in any::<bool>()) {
-        let (control, memory) = (Control::new(), Heap::new());
+        let (control, memory) = (Control::new(), Heap::all_populated());
         let mask = if near { (1 << 24) - 1 } else { u64::MAX };
         control.head.0.store(words[0] & mask, Ordering::Relaxed);
         control.tail.0.store(words[1] & mask, Ordering::Relaxed);

@@ -524,7 +524,11 @@ impl Connection {
         let Ok(_guard) = self.block.send_lock.lock(process::thread()) else { return false };
         let (control, memory) = segment.outgoing();
         let producer = Producer::new(control, &memory);
-        !producer.has_room() && self.grow_beyond_cache(&producer, class_size(HOT_CLASS)).unwrap_or(false)
+        let grow = || {
+            let within_cache = HOT_CLASS.min(settings().largest_class);
+            Ok(producer.grow(1, within_cache)? || self.grow_beyond_cache(&producer, class_size(HOT_CLASS))?)
+        };
+        !producer.has_room() && grow().unwrap_or_else(|_: Lie| false)
     }
 
     /// Gives memory of a window that has grown back, if the ring is empty and nobody uses it now.
@@ -532,7 +536,9 @@ impl Connection {
         let Some(segment) = self.segment() else { return };
         let Some(_guard) = self.block.send_lock.try_lock(process::thread()) else { return };
         let (control, memory) = segment.outgoing();
-        let _ = Producer::new(control, &memory).shrink();
+        if Producer::new(control, &memory).shrink() == Ok(true) {
+            self.block.roomy.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Shuts down sending: a mark in the ring. The kernel's own shutdown waits for close, because bells

@@ -200,6 +200,7 @@ impl Crowd {
 /// them run: the peer may be among them.
 pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bool) -> bool) -> Spin {
     let limit = limit.unwrap_or(LONGEST).min(LONGEST);
+    let budget = Duration::from_nanos(budget_ns).min(limit);
     fn look(times: u32, done: &mut impl FnMut(bool) -> bool) -> bool {
         (0..times).any(|_| {
             let found = done(false);
@@ -218,7 +219,7 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
     let start = Instant::now();
     let mut before = start;
     let (mut spent, mut vain) = (Duration::ZERO, 0);
-    while spent.as_nanos() < u128::from(budget_ns) {
+    while spent < budget {
         rustix::thread::sched_yield();
         let after = Instant::now();
         let took = after.duration_since(before);
