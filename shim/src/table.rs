@@ -90,7 +90,6 @@ impl Call {
         }
         if !self.slot.used.load(Ordering::Relaxed) {
             self.slot.used.store(true, Ordering::Relaxed);
-            connection.block.raise(flag::USED);
             connection.block.owner_pid.store(process::id(), Ordering::Relaxed);
             connection.block.owner_fd.store(fd.cast_unsigned(), Ordering::Relaxed);
         }

@@ -91,8 +91,6 @@ pub mod flag {
     pub const RESET_TOLD: u32 = 16;
     /// The segment's `ready` word was seen set: bytes may leave through the ring.
     pub const READY: u32 = 32;
-    /// Some process did I/O on it.
-    pub const USED: u32 = 128;
     /// A write after the peer's end was accepted, as the kernel accepts one before the peer's reset comes back.
     pub const VOID: u32 = 256;
     /// It was established: a connect that failed is no connection.

@@ -411,6 +411,9 @@ impl Connection {
     }
 
     fn put_bell(&self, fd: i32) -> bool {
+        if self.is_closed() {
+            return false;
+        }
         self.block.doorbells.fetch_add(1, Ordering::Relaxed);
         // SAFETY: one readable byte.
         let sent = unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
@@ -422,6 +425,10 @@ impl Connection {
 
     /// Reads up to `most` bells from the kernel, without waiting.
     fn take_bells(&self, fd: i32, most: u64) -> usize {
+        // Another thread has closed the descriptor while this one slept: the number may be somebody else's.
+        if self.is_closed() {
+            return 0;
+        }
         let mut scratch = [0u8; 64];
         let most = usize::try_from(most).unwrap_or(scratch.len()).min(scratch.len());
         // SAFETY: `scratch` is writable for `most` bytes.
@@ -480,6 +487,9 @@ impl Connection {
 
     /// Whether the kernel says that the peer has closed or died. Looks once, without waiting.
     pub(crate) fn peer_is_gone(&self, fd: i32) -> bool {
+        if self.is_closed() {
+            return self.block.has(flag::PEER_GONE);
+        }
         let mut byte = 0;
         // SAFETY: one writable byte.
         match unsafe { tcp::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
@@ -524,11 +534,11 @@ impl Connection {
         let Ok(_guard) = self.block.send_lock.lock(process::thread()) else { return false };
         let (control, memory) = segment.outgoing();
         let producer = Producer::new(control, &memory);
-        let grow = || {
+        let grow = || -> Result<bool, Lie> {
             let within_cache = HOT_CLASS.min(settings().largest_class);
             Ok(producer.grow(1, within_cache)? || self.grow_beyond_cache(&producer, class_size(HOT_CLASS))?)
         };
-        !producer.has_room() && grow().unwrap_or_else(|_: Lie| false)
+        !producer.has_room() && grow().unwrap_or(false)
     }
 
     /// Gives memory of a window that has grown back, if the ring is empty and nobody uses it now.

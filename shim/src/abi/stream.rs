@@ -1,11 +1,11 @@
 //! read, recv, write, send, their vectored, message and checked forms, sendfile and splice.
 
+use std::time::{Duration, Instant};
+
 use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t,
     timespec,
 };
-use std::time::{Duration, Instant};
-
 use rustix::io::Errno;
 use thallus_transport::reason::Reason;
 

@@ -210,9 +210,6 @@ impl Set {
 
     /// A thread is about to ask the kernel for reports. Always followed by [`Self::looked`].
     pub(super) fn looks(&'static self) -> Option<u64> {
-        if !self.one_shots.load(Ordering::SeqCst) {
-            return None;
-        }
         self.lock().map(|mut members| members.graves.begin())
     }
 
@@ -225,9 +222,7 @@ impl Set {
 
     /// The program registers another descriptor with `data`.
     pub(super) fn names(&'static self, data: u64) {
-        if self.one_shots.load(Ordering::SeqCst)
-            && let Some(mut members) = self.lock()
-        {
+        if let Some(mut members) = self.lock() {
             members.graves.buried.remove(&data);
         }
     }
