@@ -26,7 +26,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("not_open", not_open, waits),
     Behaviour::connected("not_a_file", not_a_file, sends_something),
     Behaviour::connected("sendfile", reads_what_sendfile_sends, sendfile),
-    Behaviour::connected("splice", splices_into_a_pipe, splices_from_a_pipe).limitation("**`splice`**"),
+    Behaviour::connected("splice", splices_into_a_pipe, splices_from_a_pipe)
+        .alone(&["unsupported-call"])
+        .limitation("**`splice`**"),
 ];
 
 const GREETING: &[u8] = b"the quick brown fox";

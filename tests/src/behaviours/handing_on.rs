@@ -10,12 +10,15 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("to_an_inetd_service", inetd, asks, Tally::Total(1))
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
     Behaviour::whole("to_a_spawned_program", spawned, asks, Tally::Total(1))
+        .alone(&["inherited-by-exec"])
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
     Behaviour::whole("to_a_vforked_program", vforked, asks, Tally::Total(1))
+        .alone(&["inherited-by-exec"])
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
     Behaviour::whole("to_a_shimmed_program", shimmed, asks, Tally::Total(1))
         .tally(Tally::Unknown, Tally::Total(1)),
     Behaviour::whole("from_the_connecting_side", echo_server, program_asks, Tally::Total(1))
+        .alone(&["inherited-by-exec"])
         .tally(Tally::Stayed(1), Tally::StayedOrUncounted),
     Behaviour::connected("to_a_program_after_the_upgrade", after_upgrade, asks_after)
         .tally(Tally::Unknown, Tally::Upgraded(1))
@@ -24,13 +27,17 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Upgraded(1))
         .limitation("**exec, posix_spawn**"),
     Behaviour::whole("to_another_process_with_rights", passed, asks, Tally::Total(1))
+        .alone(&["passed-to-process"])
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
     Behaviour::connected("to_another_process_after_the_upgrade", passed_after, asks_after)
+        .alone(&["passed-to-process"])
         .tally(Tally::Unknown, Tally::Upgraded(1))
         .limitation("**`SCM_RIGHTS`**"),
     Behaviour::whole("to_stdio", stdio, talks_in_lines, Tally::Total(1))
+        .alone(&["stdio"])
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
     Behaviour::connected("to_stdio_after_the_upgrade", stdio_after, talks_in_lines_after)
+        .alone(&["stdio"])
         .limitation("**`fdopen`**"),
     Behaviour::whole("accepted_by_an_unshimmed_child", unshimmed_accepts, asks_of_two, Tally::Total(10))
         .tally(Tally::Upgraded(5), Tally::Mixed(5, &[("no-answer", 5)])),

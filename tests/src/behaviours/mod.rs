@@ -71,6 +71,8 @@ pub struct Behaviour {
     pub takes_long: bool,
     /// Whether one side has both ends of its connections, so that the other side's library does not matter.
     pub by_itself: bool,
+    /// Why its connections may stay on TCP, when the peer has no shim: what it does before it could know.
+    pub alone: &'static [&'static str],
     /// If an upgraded connection cannot do it: the words with which docs/limitations.md says so.
     pub limitation: Option<&'static str>,
 }
@@ -96,6 +98,7 @@ impl Behaviour {
             needs_root: false,
             takes_long: false,
             by_itself: false,
+            alone: &[],
             limitation: None,
         }
     }
@@ -127,6 +130,11 @@ impl Behaviour {
 
     const fn by_itself(mut self) -> Self {
         self.by_itself = true;
+        self
+    }
+
+    const fn alone(mut self, reasons: &'static [&'static str]) -> Self {
+        self.alone = reasons;
         self
     }
 

@@ -15,6 +15,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("addresses", addresses, waits),
     Behaviour::connected("unknown_questions", unknown_questions, waits),
     Behaviour::connected("low_water_mark_afterwards", low_water_mark, sends_in_steps)
+        .alone(&["rcvlowat"])
         .limitation("**`SO_RCVLOWAT`**"),
     Behaviour::whole("low_water_mark_before", low_water_mark_server, sends_in_steps_client, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("rcvlowat", 1)]), Tally::Total(1)),

@@ -9,6 +9,9 @@ use crate::side::{
     while_blocked,
 };
 
+/// What a fork before the upgrade may end in.
+const SHARED: &[&str] = &["shared-before-upgrade"];
+
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("child_serves", child_serves, asks, Tally::Upgraded(1)),
     Behaviour::whole("child_serves_and_leaves_at_once", child_serves_and_leaves, asks, Tally::Upgraded(1))
@@ -17,17 +20,19 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("children_accept", children_accept, asks_on_six, Tally::Upgraded(6)),
     Behaviour::whole("child_connects", waits_for_child, child_connects, Tally::Upgraded(1)),
     Behaviour::whole("served_by_a_grandchild", grandchild_serves, asks, Tally::Upgraded(1)),
-    Behaviour::connected("parent_and_child_in_turn", in_turn, echoes),
-    Behaviour::connected("child_reads_parent_writes", child_reads_parent_writes, echoes),
-    Behaviour::connected("child_has_it_after_the_parent", child_after_parent, echoes),
-    Behaviour::connected("child_closes_its_copy", child_closes, echoes),
-    Behaviour::connected("child_exits_with_its_copy", child_exits, echoes),
-    Behaviour::connected("child_is_killed_with_its_copy", child_killed, echoes),
-    Behaviour::connected("end_only_after_the_child", end_after_child, notes_the_end),
-    Behaviour::connected("fifty_children_in_turn", fifty_children, echoes),
+    Behaviour::connected("parent_and_child_in_turn", in_turn, echoes).alone(SHARED),
+    Behaviour::connected("child_reads_parent_writes", child_reads_parent_writes, echoes).alone(SHARED),
+    Behaviour::connected("child_has_it_after_the_parent", child_after_parent, echoes).alone(SHARED),
+    Behaviour::connected("child_closes_its_copy", child_closes, echoes).alone(SHARED),
+    Behaviour::connected("child_exits_with_its_copy", child_exits, echoes).alone(SHARED),
+    Behaviour::connected("child_is_killed_with_its_copy", child_killed, echoes).alone(SHARED),
+    Behaviour::connected("end_only_after_the_child", end_after_child, notes_the_end).alone(SHARED),
+    Behaviour::connected("fifty_children_in_turn", fifty_children, echoes).alone(SHARED),
     Behaviour::connected("killed_in_the_middle_of_sends", killed_in_sends, counts_two_kinds)
+        .alone(&["unseen-bytes"])
         .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::connected("killed_in_the_middle_of_receives", killed_in_receives, sends_for_two)
+        .alone(&["unseen-bytes"])
         .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::whole(
         "child_is_killed_while_busy",
@@ -37,8 +42,10 @@ pub(super) const ALL: &[Behaviour] = &[
     )
     .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::connected("fork_while_a_thread_reads", fork_while_reading, sends_once),
-    Behaviour::connected("programs_that_do_not_care", programs_that_do_not_care, echoes),
+    Behaviour::connected("programs_that_do_not_care", programs_that_do_not_care, echoes)
+        .alone(&["inherited-by-exec"]),
     Behaviour::connected("forked_before_and_used_after", forked_before, echoes)
+        .alone(SHARED)
         .tally(Tally::Total(1), Tally::Total(1)),
     Behaviour::whole("two_processes_before_the_upgrade", two_at_once, asks_ten, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("shared-before-upgrade", 1)]), Tally::Stayed(1)),

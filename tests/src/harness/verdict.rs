@@ -8,20 +8,8 @@ use super::stats::Stats;
 use crate::behaviours::{Behaviour, Tally};
 use crate::side::WARM_UP_BYTES;
 
-/// Why a connection with an unshimmed peer may stay on TCP.
-const ALONE: &[&str] = &[
-    "peer-without-thallus",
-    "short",
-    "no-answer",
-    "shutdown-before-upgrade",
-    "shared-before-upgrade",
-    "inherited-by-exec",
-    "passed-to-process",
-    "stdio",
-    "unseen-bytes",
-    "unsupported-call",
-    "rcvlowat",
-];
+/// Why any connection with an unshimmed peer may stay on TCP.
+const ALONE: &[&str] = &["peer-without-thallus", "short", "no-answer", "shutdown-before-upgrade"];
 
 /// Whether both runs on the kernel went well and told the same.
 ///
@@ -57,7 +45,7 @@ pub fn check(
             Preloaded::Both => total_tally(&report.stats, tally),
             Preloaded::Left if !left => continue,
             Preloaded::Right if left => continue,
-            Preloaded::Left | Preloaded::Right => alone_tally(&report.stats, tally),
+            Preloaded::Left | Preloaded::Right => alone_tally(behaviour, &report.stats, tally),
         };
         if let Some(fault) = fault {
             let side = if left { "left" } else { "right" };
@@ -189,16 +177,16 @@ fn total_tally(stats: &Stats, tally: Tally) -> Option<String> {
     (stats.connections() != total).then(|| format!("{total} connections should be counted"))
 }
 
-fn alone_tally(stats: &Stats, tally: Tally) -> Option<String> {
+fn alone_tally(behaviour: &Behaviour, stats: &Stats, tally: Tally) -> Option<String> {
     if stats.over_shared_memory() != 0 {
         return Some("nothing can leave TCP without the other side's library".to_owned());
     }
     // What stayed for a reason of its own may have that reason here as well.
     let own: &[(&str, u64)] = if let Tally::Mixed(_, reasons) = tally { reasons } else { &[] };
-    let strange = stats
-        .not_upgraded
-        .keys()
-        .find(|reason| !ALONE.contains(&reason.as_str()) && !own.iter().any(|(other, _)| other == reason));
+    let strange = stats.not_upgraded.keys().find(|reason| {
+        ![ALONE, behaviour.alone].concat().contains(&reason.as_str())
+            && !own.iter().any(|(other, _)| other == reason)
+    });
     if let Some(reason) = strange {
         return Some(format!("{reason} is not why it stayed on TCP"));
     }

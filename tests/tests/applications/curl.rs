@@ -91,14 +91,13 @@ fn wrk_keeps_connections_busy() -> Result<()> {
     fs::write(scene.shared_folder("files")?.join("small"), b"small")?;
     let (service, port) = serve(&scene, true, "HTTP/1.1")?;
     let mut command = scene.shimmed("client", program("wrk", "wrk")?)?;
-    command.args(["-t", "2", "-c", "6", "-d", "1s", &format!("http://127.0.0.1:{port}/small")]);
+    command.args(["-t", "2", "-c", "6", "-d", "3s", &format!("http://127.0.0.1:{port}/small")]);
     let printed = scene.succeed(command).with_context(|| service.log())?;
     ensure!(printed.contains("requests in") && !printed.contains("Non-2xx"), "{printed}");
     ensure!(!printed.contains("Socket errors"), "{printed}");
     service.stop(Signal::INT)?;
-    // Each has a thread of the server's, which on a busy machine may hardly have run.
     let stats = scene.stats("client")?;
-    assert!(stats.over_shared_memory() >= 3, "{stats:?}");
+    assert!(stats.over_shared_memory() >= 6, "{stats:?}");
     assert!(stats.not_upgraded.keys().all(|reason| TOO_SHORT.contains(&reason.as_str())), "{stats:?}");
     Ok(())
 }
