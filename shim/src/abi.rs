@@ -11,7 +11,7 @@ mod wait;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::errno;
+use crate::{cancel, errno};
 
 /// What a hook returns when it failed.
 trait Failure {
@@ -30,14 +30,22 @@ impl Failure for i64 {
     const FAILED: Self = -1;
 }
 
-/// Runs a hook's body.
+/// Runs a hook's body. A call of libc's that is a cancellation point stands outside of it, or in a
+/// [`cancel::point`].
 fn guard<T: Failure>(body: impl FnOnce() -> T) -> T {
-    if let Ok(result) = catch_unwind(AssertUnwindSafe(body)) {
-        return result;
-    }
-    crate::log::warn!("a hook failed; its connection is reset");
-    errno::set(rustix::io::Errno::CONNRESET);
-    T::FAILED
+    let result = catch_unwind(AssertUnwindSafe(body));
+    cancel::act();
+    result.unwrap_or_else(|_| {
+        crate::log::warn!("a hook failed; its connection is reset");
+        errno::set(rustix::io::Errno::CONNRESET);
+        T::FAILED
+    })
+}
+
+/// Runs the body of a hook on which threads may be cancelled.
+fn cancellable<T: Failure>(body: impl FnOnce() -> T) -> T {
+    cancel::test();
+    guard(body)
 }
 
 /// Panics are this library's own bugs: they go to the log, never to the program's standard error.

@@ -37,7 +37,8 @@ fn start() -> bool {
     {
         log::warn!("THALLUS={other}: on or off; taking on");
     }
-    let mut chosen = Settings { place: crate::table::place, ..Settings::default() };
+    let mut chosen =
+        Settings { place: crate::table::place, sleep: crate::cancel::SLEEP, ..Settings::default() };
     chosen.shm = match var("THALLUS_FABRIC").as_deref() {
         Err(_) | Ok("" | "auto" | "shm") => true,
         Ok("off" | "tcp") => false,

@@ -9,6 +9,7 @@
     reason = "a hook hands the program's own arguments on twice, to us and to libc, by one and the same promise"
 )]
 mod abi;
+mod cancel;
 mod config;
 mod errno;
 mod log;

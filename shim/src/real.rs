@@ -47,7 +47,7 @@ macro_rules! originals {
                 }
             }
             // SAFETY: the symbol of this name has this type in every libc that we run with.
-            let function: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
+            let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
             // SAFETY: the caller's promise.
             unsafe { function($($arg),*) }
         }

@@ -221,6 +221,11 @@ pub(crate) fn is_connection(fd: i32) -> bool {
     })
 }
 
+/// Whether waiting for `fd` concerns this library: a TCP connection or an epoll set.
+pub(crate) fn is_awaited(fd: i32) -> bool {
+    is_connection(fd) || epoll_set(fd).is_some()
+}
+
 /// The epoll set behind `fd`, if connections of ours were ever added to it.
 pub(crate) fn epoll_set(fd: i32) -> Option<&'static Set> {
     match decode(cell(fd)?.load(Ordering::Acquire)) {
@@ -584,6 +589,7 @@ fn listener(fd: i32) -> Option<u16> {
 
 /// Moves an internal descriptor out of the program's way: above those that it will use, close-on-exec.
 pub(crate) fn place(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    let _uninterrupted = Uninterrupted::begin();
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(4096);
     let lowest = (limit - limit / 4).min(8192) as i32;
     let high = rustix::io::fcntl_dupfd_cloexec(&fd, lowest)?;

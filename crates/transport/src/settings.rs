@@ -1,12 +1,14 @@
 //! What the environment asked for. Set once, before the first connection.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::rendezvous::Place;
 use crate::ring::{CLASSES, class_size};
+use crate::tcp;
 
 /// Choices of the user of the library.
 #[derive(Clone, Debug)]
@@ -23,6 +25,8 @@ pub struct Settings {
     pub largest_class: u32,
     /// Moves internal file descriptors out of the application's way.
     pub place: Place,
+    /// How a thread sleeps.
+    pub sleep: Sleep,
 }
 
 impl Default for Settings {
@@ -34,8 +38,27 @@ impl Default for Settings {
             spin_ns: 100_000,
             largest_class: CLASSES - 1,
             place: stay,
+            sleep: Sleep { recv: tcp::recv, poll },
         }
     }
+}
+
+/// The two system calls in which a thread sleeps. Whoever has more to do there, such as to let the thread be
+/// cancelled, brings its own; `ECANCELED` then ends the call that slept, whatever it has done before.
+#[derive(Clone, Copy, Debug)]
+pub struct Sleep {
+    /// recv(2).
+    pub recv: unsafe fn(i32, *mut u8, usize, i32) -> Result<usize, Errno>,
+    /// poll(2) on one descriptor for these events, without end or for this long. The events that came, 0 for none.
+    pub poll: fn(i32, i16, Option<&Timespec>) -> Result<i16, Errno>,
+}
+
+fn poll(fd: i32, events: i16, limit: Option<&Timespec>) -> Result<i16, Errno> {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut list = [PollFd::from_borrowed_fd(fd, PollFlags::from_bits_retain(events.cast_unsigned()))];
+    rustix::event::poll(&mut list, limit)?;
+    Ok(list[0].revents().bits().cast_signed())
 }
 
 fn stay(fd: OwnedFd) -> Result<OwnedFd, Errno> {

@@ -1,10 +1,14 @@
-//! Short sections that no signal handler of the same thread may run in.
+//! Short sections that no signal handler of the same thread may run in, and in which the thread can't be cancelled.
 //!
 //! A handler may do anything that POSIX calls async-signal-safe, which includes read(2), close(2) and `_exit`. Were it
-//! to wait for a lock or a decision of the very thread that it interrupts, it would wait for ever.
+//! to wait for a lock or a decision of the very thread that it interrupts, it would wait for ever. And a cancelled
+//! thread ends in libc's next cancellation point (pthreads(7)), with all that it holds: even dropping an
+//! [`OwnedFd`] is one.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use syscalls::{Sysno, syscall};
 
@@ -12,11 +16,19 @@ use syscalls::{Sysno, syscall};
 type Mask = u64;
 
 thread_local! {
-    /// Guards of this thread, and its mask before the first.
-    static GUARDS: Cell<(u32, Mask)> = const { Cell::new((0, 0)) };
+    /// Guards of this thread, and its mask and cancelability before the first.
+    static GUARDS: Cell<(u32, Mask, i32)> = const { Cell::new((0, 0, 0)) };
 }
 
-/// Blocks all signals of the calling thread until dropped (sigprocmask(2)). Guards may nest; the outermost one does it.
+/// `PTHREAD_CANCEL_DISABLE` of pthread.h.
+const DISABLE: i32 = 1;
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: i32, before: *mut i32) -> i32;
+}
+
+/// Blocks all signals of the calling thread until dropped (sigprocmask(2)), and its cancellation
+/// (`pthread_setcancelstate`). Guards may nest; the outermost one does it.
 #[derive(Debug)]
 pub struct Uninterrupted {
     /// The mask is the thread's: the guard must end where it began.
@@ -26,23 +38,52 @@ pub struct Uninterrupted {
 impl Uninterrupted {
     /// Begins the section.
     pub fn begin() -> Self {
-        let (guards, mut before) = GUARDS.get();
+        let (guards, mut before, mut cancelability) = GUARDS.get();
         if guards == 0 {
             let all = Mask::MAX;
             set_mask(&raw const all, &raw mut before);
+            // SAFETY: one writable word.
+            unsafe { pthread_setcancelstate(DISABLE, &raw mut cancelability) };
         }
-        GUARDS.set((guards + 1, before));
+        GUARDS.set((guards + 1, before, cancelability));
         Self { _thread: PhantomData }
     }
 }
 
 impl Drop for Uninterrupted {
     fn drop(&mut self) {
-        let (guards, before) = GUARDS.get();
-        GUARDS.set((guards - 1, before));
+        let (guards, before, mut cancelability) = GUARDS.get();
+        GUARDS.set((guards - 1, before, cancelability));
         if guards == 1 {
+            // SAFETY: one writable word.
+            unsafe { pthread_setcancelstate(cancelability, &raw mut cancelability) };
             set_mask(&raw const before, std::ptr::null_mut());
         }
+    }
+}
+
+/// A descriptor that is closed by the bare system call: libc's close(2) is a cancellation point, this is none.
+#[derive(Debug)]
+pub struct Descriptor(ManuallyDrop<OwnedFd>);
+
+impl From<OwnedFd> for Descriptor {
+    fn from(fd: OwnedFd) -> Self {
+        Self(ManuallyDrop::new(fd))
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here.
+        let fd = unsafe { ManuallyDrop::take(&mut self.0) };
+        // SAFETY: owned, and nobody refers to it any more.
+        unsafe { rustix::io::close(fd.into_raw_fd()) };
     }
 }
 

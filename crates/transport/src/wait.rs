@@ -6,12 +6,12 @@
 //! A sleeper for space does the same when no unread byte lies before the bell it waits for, else it waits
 //! for the next arrival (`EPOLLET`).
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::Timespec;
 use rustix::event::epoll;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::arena::flag;
@@ -19,7 +19,8 @@ use crate::buffers::Buffers;
 use crate::connection::Connection;
 use crate::control::{NOT_SWITCHED, end};
 use crate::settings::settings;
-use crate::{process, tcp, waiting};
+use crate::uninterrupted::Descriptor;
+use crate::{process, waiting};
 
 /// How long one connection, or one set of them, spins: it follows how soon data used to come.
 ///
@@ -391,10 +392,10 @@ impl Connection {
         }
         let mut byte = 0u8;
         // SAFETY: one writable byte.
-        match unsafe { tcp::recv(fd, &raw mut byte, 1, flags) } {
+        match unsafe { (settings().sleep.recv)(fd, &raw mut byte, 1, flags) } {
             Ok(0) => self.note_end(fd),
             Ok(_) => {}
-            Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::BADF)) => return Err(errno),
+            Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::BADF | Errno::CANCELED)) => return Err(errno),
             Err(_) => self.note_reset(),
         }
         Ok(())
@@ -455,11 +456,10 @@ impl Connection {
 
     fn sleep_for_kernel_space(&self, fd: i32, deadline: Option<Instant>) -> Result<(), Errno> {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-        let mut poll = [PollFd::from_borrowed_fd(borrowed, PollFlags::OUT)];
-        let ready = rustix::event::poll(&mut poll, remaining(deadline)?.as_ref())?;
-        if ready == 0 { Err(Errno::AGAIN) } else { Ok(()) }
+        match (settings().sleep.poll)(fd, libc::POLLOUT, remaining(deadline)?.as_ref())? {
+            0 => Err(Errno::AGAIN),
+            _ => Ok(()),
+        }
     }
 
     /// Sleeps until something more arrives on the TCP connection than already waits there unread.
@@ -472,7 +472,7 @@ impl Connection {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-        let news = (settings().place)(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+        let news = Descriptor::from((settings().place)(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         epoll::add(news.as_fd(), borrowed, epoll::EventData::new_u64(0), edges)?;
         let mut events = [std::mem::MaybeUninit::uninit(); 1];
@@ -481,8 +481,9 @@ impl Connection {
         if done() || self.peer_is_gone(fd) {
             return Ok(());
         }
-        let (ready, _) = epoll::wait(news.as_fd(), &mut events, remaining(deadline)?.as_ref())?;
-        if ready.is_empty() {
+        if (settings().sleep.poll)(news.as_fd().as_raw_fd(), libc::POLLIN, remaining(deadline)?.as_ref())?
+            == 0
+        {
             return Err(Errno::AGAIN);
         }
         self.peer_is_gone(fd);

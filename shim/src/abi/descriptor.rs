@@ -4,6 +4,7 @@
 //! where a named one would.
 
 use libc::{c_char, c_int, c_uint, c_ulong, c_void, socklen_t};
+use rustix::io::Errno;
 use thallus_transport::reason::Reason;
 
 use super::guard;
@@ -13,7 +14,11 @@ use crate::{errno, real, table};
 /// close(2).
 #[unsafe(no_mangle)]
 pub extern "C" fn close(fd: c_int) -> c_int {
-    guard(|| descriptor::close(fd))
+    if guard(|| i32::from(!descriptor::may_close(fd))) == 1 {
+        return errno::int(Err(Errno::BADF));
+    }
+    // SAFETY: takes a number.
+    unsafe { real::close(fd) }
 }
 
 /// `close_range(2)`.
@@ -63,7 +68,12 @@ pub extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: the program's own arguments.
-    guard(|| descriptor::fcntl(fd, command, argument, || unsafe { real::fcntl(fd, command, argument) }))
+    let call = || unsafe { real::fcntl(fd, command, argument) };
+    if descriptor::concerns(command) {
+        guard(|| descriptor::fcntl(fd, command, argument, call))
+    } else {
+        call()
+    }
 }
 
 /// fcntl(2), as programs with 64-bit file offsets call it.
@@ -73,7 +83,12 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: the program's own arguments.
-    guard(|| descriptor::fcntl(fd, command, argument, || unsafe { real::fcntl64(fd, command, argument) }))
+    let call = || unsafe { real::fcntl64(fd, command, argument) };
+    if descriptor::concerns(command) {
+        guard(|| descriptor::fcntl(fd, command, argument, call))
+    } else {
+        call()
+    }
 }
 
 /// ioctl(2).

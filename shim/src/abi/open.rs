@@ -12,9 +12,9 @@ use crate::{real, table};
 /// As for connect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    // SAFETY: the program's own arguments.
+    let result = unsafe { real::connect(fd, address, length) };
     guard(|| {
-        // SAFETY: the program's own arguments.
-        let result = unsafe { real::connect(fd, address, length) };
         // SAFETY: the kernel has read the address, or refused it.
         let port = unsafe { open::port(address, length) };
         open::connected(fd, port, result);
@@ -28,9 +28,9 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: so
 /// As for accept(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    // SAFETY: the program's own arguments.
+    let accepted = unsafe { real::accept(fd, address, length) };
     guard(|| {
-        // SAFETY: the program's own arguments.
-        let accepted = unsafe { real::accept(fd, address, length) };
         open::accepted(fd, accepted, false);
         accepted
     })
@@ -47,9 +47,9 @@ pub unsafe extern "C" fn accept4(
     length: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
+    // SAFETY: the program's own arguments.
+    let accepted = unsafe { real::accept4(fd, address, length, flags) };
     guard(|| {
-        // SAFETY: the program's own arguments.
-        let accepted = unsafe { real::accept4(fd, address, length, flags) };
         open::accepted(fd, accepted, flags & libc::SOCK_NONBLOCK != 0);
         accepted
     })

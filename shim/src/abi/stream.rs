@@ -9,9 +9,33 @@ use libc::{
 use rustix::io::Errno;
 use thallus_transport::reason::Reason;
 
-use super::guard;
-use crate::ops::stream::{self, list, message_list, one, receive, transmit};
+use super::{cancellable, guard};
+use crate::ops::stream::{self, list, message_list, one};
 use crate::{errno, real};
+
+/// Receives into `list`; what is no connection of ours is `kernel`'s alone.
+///
+/// # Safety
+/// The list's buffers are the program's.
+unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+    if !stream::is_connection(fd) {
+        return kernel();
+    }
+    // SAFETY: the caller's promise.
+    cancellable(|| unsafe { stream::receive(fd, list, flags, kernel) })
+}
+
+/// Sends `list`; what is no connection of ours is `kernel`'s alone.
+///
+/// # Safety
+/// The list's buffers are the program's.
+unsafe fn transmit(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+    if !stream::is_connection(fd) {
+        return kernel();
+    }
+    // SAFETY: the caller's promise.
+    cancellable(|| unsafe { stream::transmit(fd, list, flags, kernel) })
+}
 
 /// read(2).
 ///
@@ -20,13 +44,13 @@ use crate::{errno, real};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
-    guard(|| unsafe {
+    unsafe {
         if count == 0 {
             // Unlike recv(2) it looks at nothing (`sock_read_iter` of net/socket.c).
             return real::read(fd, buffer, count);
         }
         receive(fd, &one(buffer.cast(), count), 0, || real::read(fd, buffer, count))
-    })
+    }
 }
 
 /// `read` as fortified programs call it (glibc, `_FORTIFY_SOURCE`).
@@ -47,9 +71,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, count: size_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
-    guard(|| unsafe {
-        receive(fd, &one(buffer.cast(), count), flags, || real::recv(fd, buffer, count, flags))
-    })
+    unsafe { receive(fd, &one(buffer.cast(), count), flags, || real::recv(fd, buffer, count, flags)) }
 }
 
 /// `recv` as fortified programs call it.
@@ -82,22 +104,20 @@ pub unsafe extern "C" fn recvfrom(
     address: *mut sockaddr,
     length: *mut socklen_t,
 ) -> ssize_t {
-    guard(|| {
-        let mut ours = true;
-        // SAFETY: the program's own buffer.
-        let result = unsafe {
-            receive(fd, &one(buffer.cast(), count), flags, || {
-                ours = false;
-                real::recvfrom(fd, buffer, count, flags, address, length)
-            })
-        };
-        if ours && result >= 0 && !address.is_null() && !length.is_null() {
-            // TCP names no source (tcp_recvmsg leaves the name alone, and its length becomes 0).
-            // SAFETY: the program's own length.
-            unsafe { length.write(0) };
-        }
-        result
-    })
+    let mut ours = true;
+    // SAFETY: the program's own buffer.
+    let result = unsafe {
+        receive(fd, &one(buffer.cast(), count), flags, || {
+            ours = false;
+            real::recvfrom(fd, buffer, count, flags, address, length)
+        })
+    };
+    if ours && result >= 0 && !address.is_null() && !length.is_null() {
+        // TCP names no source (tcp_recvmsg leaves the name alone, and its length becomes 0).
+        // SAFETY: the program's own length.
+        unsafe { length.write(0) };
+    }
+    result
 }
 
 /// `recvfrom` as fortified programs call it.
@@ -126,7 +146,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's own list.
-    guard(|| unsafe {
+    unsafe {
         match list(buffers, count) {
             Some(entries) if entries.iter().any(|entry| entry.iov_len > 0) => {
                 receive(fd, entries, 0, || real::readv(fd, buffers, count))
@@ -134,7 +154,7 @@ pub unsafe extern "C" fn readv(fd: c_int, buffers: *const iovec, count: c_int) -
             // The kernel refuses a bad list, and looks at nothing for an empty one.
             _ => real::readv(fd, buffers, count),
         }
-    })
+    }
 }
 
 /// recvmsg(2).
@@ -143,30 +163,37 @@ pub unsafe extern "C" fn readv(fd: c_int, buffers: *const iovec, count: c_int) -
 /// As for recvmsg(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    guard(|| {
-        if message.is_null() {
-            // SAFETY: the kernel refuses it.
-            return unsafe { real::recvmsg(fd, message, flags) };
+    if message.is_null() || !stream::is_connection(fd) {
+        // SAFETY: the program's own message, or the kernel refuses it.
+        return unsafe { real::recvmsg(fd, message, flags) };
+    }
+    // SAFETY: the program's own message.
+    cancellable(|| unsafe { receive_message(fd, message, flags) })
+}
+
+/// recvmsg(2) of a connection of ours.
+///
+/// # Safety
+/// `message` is the program's own.
+unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let mut ours = true;
+    // SAFETY: the program's own message.
+    let result = unsafe {
+        let Some(entries) = message_list(message) else { return real::recvmsg(fd, message, flags) };
+        stream::receive(fd, entries, flags, || {
+            ours = false;
+            real::recvmsg(fd, message, flags)
+        })
+    };
+    if ours && result >= 0 {
+        // SAFETY: the program's own message; TCP gives no address and no control data.
+        unsafe {
+            (*message).msg_namelen = 0;
+            (*message).msg_controllen = 0;
+            (*message).msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
         }
-        let mut ours = true;
-        // SAFETY: the program's own message.
-        let result = unsafe {
-            let Some(entries) = message_list(message) else { return real::recvmsg(fd, message, flags) };
-            receive(fd, entries, flags, || {
-                ours = false;
-                real::recvmsg(fd, message, flags)
-            })
-        };
-        if ours && result >= 0 {
-            // SAFETY: the program's own message; TCP gives no address and no control data.
-            unsafe {
-                (*message).msg_namelen = 0;
-                (*message).msg_controllen = 0;
-                (*message).msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
-            }
-        }
-        result
-    })
+    }
+    result
 }
 
 /// recvmmsg(2).
@@ -181,11 +208,11 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    guard(|| {
-        if !stream::is_connection(fd) {
-            // SAFETY: the program's own arguments.
-            return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-        }
+    if !stream::is_connection(fd) {
+        // SAFETY: the program's own arguments.
+        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    }
+    cancellable(|| {
         // SAFETY: null or the program's own.
         let timeout = unsafe { timeout.as_mut() };
         if timeout.as_ref().is_some_and(|left| left.tv_sec < 0 || !(0..SECOND).contains(&left.tv_nsec)) {
@@ -200,7 +227,7 @@ pub unsafe extern "C" fn recvmmsg(
             }
             let later = if done > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
             // SAFETY: one of the program's messages.
-            Some(unsafe { recvmsg(fd, message, (flags & !libc::MSG_WAITFORONE) | later) })
+            Some(unsafe { receive_message(fd, message, (flags & !libc::MSG_WAITFORONE) | later) })
         });
         if let (Some(left), Some(limit)) = (timeout, limit) {
             let rest = limit.saturating_sub(start.elapsed());
@@ -216,17 +243,27 @@ pub unsafe extern "C" fn recvmmsg(
 /// As for sendmmsg(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    guard(|| {
-        if !stream::is_connection(fd) {
-            // SAFETY: the program's own arguments.
-            return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    if !stream::is_connection(fd) {
+        // SAFETY: the program's own messages.
+        let passes =
+            |index| unsafe { stream::settle_passed_fds((&raw const (*messages.add(index)).msg_hdr).cast()) };
+        let all = || messages.is_null() || (0..count.min(MOST_MESSAGES) as usize).all(passes);
+        if guard(|| i32::from(all())) != 1 {
+            return errno::int(Err(Errno::OPNOTSUPP));
         }
+        // SAFETY: the program's own arguments.
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    }
+    cancellable(|| {
         // SAFETY: one of the program's messages.
-        for_each_message(messages, count, |message, _| Some(unsafe { sendmsg(fd, message, flags) }))
+        for_each_message(messages, count, |message, _| Some(unsafe { send_message(fd, message, flags) }))
     })
 }
 
 const SECOND: i64 = 1_000_000_000;
+
+/// As many as the kernel does at once (`UIO_MAXIOV`).
+const MOST_MESSAGES: c_uint = 1024;
 
 /// Runs `each` on every message, with the number done before, until one fails or it declines; returns how many
 /// were done.
@@ -236,8 +273,7 @@ fn for_each_message(
     mut each: impl FnMut(*mut msghdr, c_int) -> Option<ssize_t>,
 ) -> c_int {
     let mut done = 0;
-    // As many as the kernel does at once (`UIO_MAXIOV`).
-    for index in 0..count.min(1024) as usize {
+    for index in 0..count.min(MOST_MESSAGES) as usize {
         // SAFETY: index < count, the program's own array.
         let entry = unsafe { messages.add(index) };
         // SAFETY: inside that entry.
@@ -260,7 +296,7 @@ fn for_each_message(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
-    guard(|| unsafe { transmit(fd, &one(buffer.cast(), count), 0, || real::write(fd, buffer, count)) })
+    unsafe { transmit(fd, &one(buffer.cast(), count), 0, || real::write(fd, buffer, count)) }
 }
 
 /// writev(2).
@@ -270,11 +306,11 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's own list.
-    guard(|| unsafe {
+    unsafe {
         // The kernel refuses a bad list.
         let Some(entries) = list(buffers, count) else { return real::writev(fd, buffers, count) };
         transmit(fd, entries, 0, || real::writev(fd, buffers, count))
-    })
+    }
 }
 
 /// send(2).
@@ -284,9 +320,7 @@ pub unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
-    guard(|| unsafe {
-        transmit(fd, &one(buffer.cast(), count), flags, || real::send(fd, buffer, count, flags))
-    })
+    unsafe { transmit(fd, &one(buffer.cast(), count), flags, || real::send(fd, buffer, count, flags)) }
 }
 
 /// sendto(2). On a connected TCP socket the address is ignored, as the kernel does.
@@ -303,11 +337,11 @@ pub unsafe extern "C" fn sendto(
     length: socklen_t,
 ) -> ssize_t {
     // SAFETY: the program's own buffer.
-    guard(|| unsafe {
+    unsafe {
         transmit(fd, &one(buffer.cast(), count), flags, || {
             real::sendto(fd, buffer, count, flags, address, length)
         })
-    })
+    }
 }
 
 /// sendmsg(2).
@@ -316,21 +350,29 @@ pub unsafe extern "C" fn sendto(
 /// As for sendmsg(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    guard(|| {
-        if message.is_null() {
-            // SAFETY: the kernel refuses it.
-            return unsafe { real::sendmsg(fd, message, flags) };
-        }
-        // SAFETY: the program's own message.
-        if !unsafe { stream::settle_passed_fds(message) } {
+    // SAFETY: null or the program's own message.
+    let passes = || guard(|| i32::from(unsafe { stream::settle_passed_fds(message) })) == 1;
+    if message.is_null() || !stream::is_connection(fd) {
+        if !passes() {
             return errno::count(Err(Errno::OPNOTSUPP));
         }
-        // SAFETY: as above.
-        unsafe {
-            let Some(entries) = message_list(message) else { return real::sendmsg(fd, message, flags) };
-            transmit(fd, entries, flags, || real::sendmsg(fd, message, flags))
-        }
-    })
+        // SAFETY: the program's own message, or the kernel refuses it.
+        return unsafe { real::sendmsg(fd, message, flags) };
+    }
+    // SAFETY: the program's own message.
+    cancellable(|| unsafe { send_message(fd, message, flags) })
+}
+
+/// sendmsg(2) on a connection of ours: TCP carries no descriptors.
+///
+/// # Safety
+/// `message` is the program's own.
+unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own message.
+    unsafe {
+        let Some(entries) = message_list(message) else { return real::sendmsg(fd, message, flags) };
+        stream::transmit(fd, entries, flags, || real::sendmsg(fd, message, flags))
+    }
 }
 
 macro_rules! positioned {
@@ -348,7 +390,7 @@ macro_rules! positioned {
             flags: c_int,
         ) -> ssize_t {
             // SAFETY: the program's own list.
-            guard(|| unsafe {
+            unsafe {
                 if offset != -1 {
                     return real::$name(fd, buffers, count, offset, flags);
                 }
@@ -357,7 +399,7 @@ macro_rules! positioned {
                 };
                 let wait = if flags & libc::RWF_NOWAIT == 0 { 0 } else { libc::MSG_DONTWAIT };
                 $direction(fd, entries, wait, || real::$name(fd, buffers, count, offset, flags))
-            })
+            }
         }
     )*};
 }
@@ -403,14 +445,13 @@ pub unsafe extern "C" fn splice(
     count: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    guard(|| {
-        if !(stream::settle(input, Reason::UnsupportedCall) && stream::settle(out, Reason::UnsupportedCall)) {
-            // What splice says of descriptors that it can't serve; programs then read and write.
-            return errno::count(Err(Errno::INVAL));
-        }
-        // SAFETY: the program's own arguments.
-        unsafe { real::splice(input, offset_in, out, offset_out, count, flags) }
-    })
+    let stays = |fd| stream::settle(fd, Reason::UnsupportedCall);
+    if guard(|| i32::from(stays(input) && stays(out))) != 1 {
+        // What splice says of descriptors that it can't serve; programs then read and write.
+        return errno::count(Err(Errno::INVAL));
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { real::splice(input, offset_in, out, offset_out, count, flags) }
 }
 
 /// What glibc does when a fortified call would overflow its buffer.

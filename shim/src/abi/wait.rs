@@ -5,10 +5,10 @@ use std::time::Duration;
 use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use rustix::io::Errno;
 
-use super::guard;
+use super::{cancellable, guard};
 use crate::ops::select::Sets;
 use crate::ops::{epoll, poll, select as selecting};
-use crate::{errno, real};
+use crate::{errno, real, table};
 
 fn millis(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
@@ -32,15 +32,13 @@ unsafe fn entries<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
 /// As for poll(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    guard(|| {
-        // SAFETY: the program's own array.
-        let ours = unsafe { entries(fds, count) };
-        match poll::wait(ours, millis(timeout), std::ptr::null()) {
-            Some(result) => errno::int(result),
-            // SAFETY: the program's own arguments.
-            None => unsafe { real::poll(fds, count, timeout) },
-        }
-    })
+    // SAFETY: the program's own array.
+    let ours = unsafe { entries(fds, count) };
+    if !poll::concerns_us(ours) {
+        // SAFETY: the program's own arguments.
+        return unsafe { real::poll(fds, count, timeout) };
+    }
+    cancellable(|| errno::int(poll::wait(ours, millis(timeout), std::ptr::null())))
 }
 
 /// `poll` as fortified programs call it.
@@ -65,20 +63,14 @@ pub unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: the program's own array.
-        let ours = unsafe { entries(fds, count) };
-        // SAFETY: null or the program's own time.
-        let result = match unsafe { timeout.as_ref() }.map(|time| poll::from_timespec(*time)).transpose() {
-            Ok(limit) => poll::wait(ours, limit, mask),
-            Err(_) => None,
-        };
-        match result {
-            Some(result) => errno::int(result),
-            // SAFETY: the program's own arguments.
-            None => unsafe { real::ppoll(fds, count, timeout, mask) },
-        }
-    })
+    // SAFETY: the program's own array.
+    let ours = unsafe { entries(fds, count) };
+    // SAFETY: null or the program's own time.
+    match unsafe { timeout.as_ref() }.map(|time| poll::from_timespec(*time)).transpose() {
+        Ok(limit) if poll::concerns_us(ours) => cancellable(|| errno::int(poll::wait(ours, limit, mask))),
+        // SAFETY: the program's own arguments.
+        _ => unsafe { real::ppoll(fds, count, timeout, mask) },
+    }
 }
 
 /// `ppoll` as fortified programs call it.
@@ -116,21 +108,21 @@ pub unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: null or the program's own time.
-        let limit = match unsafe { timeout.as_ref() } {
-            None => Ok(None),
-            Some(time) => from_timeval(*time).map(Some),
-        };
+    // SAFETY: null or the program's own time.
+    let limit = match unsafe { timeout.as_ref() } {
+        None => Ok(None),
+        Some(time) => from_timeval(*time).map(Some),
+    };
+    // SAFETY: the program's own sets.
+    let sets = unsafe { Sets::new(count, read, write, except) };
+    let (Ok(limit), true) = (limit, sets.concern_us()) else {
+        // SAFETY: the program's own arguments.
+        return unsafe { real::select(count, read, write, except, timeout) };
+    };
+    cancellable(|| {
         let started = std::time::Instant::now();
-        // SAFETY: the program's own sets.
-        let sets = unsafe { Sets::new(count, read, write, except) };
-        let waited = limit.ok().and_then(|limit| selecting::wait(sets, limit, std::ptr::null()));
-        let Some(result) = waited else {
-            // SAFETY: the program's own arguments.
-            return unsafe { real::select(count, read, write, except, timeout) };
-        };
-        if let (Ok(Some(limit)), false) = (limit, timeout.is_null()) {
+        let result = selecting::wait(sets, limit, std::ptr::null());
+        if let (Some(limit), false) = (limit, timeout.is_null()) {
             let left = limit.saturating_sub(started.elapsed());
             let time = timeval {
                 tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -162,17 +154,15 @@ pub unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: null or the program's own time.
-        let limit = unsafe { timeout.as_ref() }.map(|time| poll::from_timespec(*time)).transpose();
-        // SAFETY: the program's own sets.
-        let sets = unsafe { Sets::new(count, read, write, except) };
-        match limit.ok().and_then(|limit| selecting::wait(sets, limit, mask)) {
-            Some(result) => errno::int(result),
-            // SAFETY: the program's own arguments.
-            None => unsafe { real::pselect(count, read, write, except, timeout, mask) },
-        }
-    })
+    // SAFETY: null or the program's own time.
+    let limit = unsafe { timeout.as_ref() }.map(|time| poll::from_timespec(*time)).transpose();
+    // SAFETY: the program's own sets.
+    let sets = unsafe { Sets::new(count, read, write, except) };
+    match limit {
+        Ok(limit) if sets.concern_us() => cancellable(|| errno::int(selecting::wait(sets, limit, mask))),
+        // SAFETY: the program's own arguments.
+        _ => unsafe { real::pselect(count, read, write, except, timeout, mask) },
+    }
 }
 
 /// `epoll_create(2)`.
@@ -224,15 +214,14 @@ unsafe fn wait_on(
     mask: *const sigset_t,
     kernel: impl FnOnce() -> c_int,
 ) -> c_int {
-    guard(|| {
-        let Ok(most) = usize::try_from(most) else { return kernel() };
-        if most == 0 || events.is_null() {
-            return kernel();
-        }
-        // SAFETY: the caller's promise.
-        let ours = unsafe { std::slice::from_raw_parts_mut(events, most) };
-        epoll::wait(set, ours, timeout, mask).map_or_else(kernel, errno::int)
-    })
+    let (Some(set_of_ours), Ok(most @ 1..), false) =
+        (table::epoll_set(set), usize::try_from(most), events.is_null())
+    else {
+        return kernel();
+    };
+    // SAFETY: the caller's promise.
+    let ours = unsafe { std::slice::from_raw_parts_mut(events, most) };
+    cancellable(|| errno::int(epoll::wait(set_of_ours, set, ours, timeout, mask)))
 }
 
 /// `epoll_wait(2)`.

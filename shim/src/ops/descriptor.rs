@@ -11,15 +11,13 @@ use thallus_transport::segment::Segment;
 use crate::ops::stream::settle;
 use crate::{errno, real, table};
 
-/// close(2).
-pub(crate) fn close(fd: i32) -> i32 {
+/// Before close(2). False: to the program, a descriptor that it never opened is not open.
+pub(crate) fn may_close(fd: i32) -> bool {
     if table::is_internal(fd) && !table::is_borrowed() {
-        // To the program, a descriptor that it never opened is not open.
-        return errno::int(Err(Errno::BADF));
+        return false;
     }
     table::remove(fd);
-    // SAFETY: takes a number.
-    unsafe { real::close(fd) }
+    true
 }
 
 /// `close_range(2)`, around this library's own descriptors.
@@ -92,6 +90,11 @@ pub(crate) fn duplicated(old: i32, duplicate: impl FnOnce() -> i32) -> i32 {
 }
 
 /// fcntl(2): `call` is the original.
+/// Whether fcntl(2) with `command` changes what this library knows.
+pub(crate) fn concerns(command: i32) -> bool {
+    matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL)
+}
+
 pub(crate) fn fcntl(fd: i32, command: i32, argument: usize, call: impl FnOnce() -> i32) -> i32 {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, call),

@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{epoll_event, sigset_t};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use thallus_transport::arena::State;
 use thallus_transport::reason::Reason;
@@ -31,6 +32,7 @@ use thallus_transport::wait::{Spin, spin_for};
 use self::member::{EXCLUSIVE, Member, ONESHOT};
 use self::set::{Members, memberships};
 pub(crate) use self::set::{Quiet, Set, quiesce};
+use crate::cancel::point;
 use crate::ops::poll::{remaining, to_timespec};
 use crate::table::{self, Call, Slot};
 use crate::{errno, real};
@@ -246,17 +248,17 @@ pub(crate) fn renamed(slot: &'static Slot, fd: i32, other: i32) {
     }
 }
 
-/// `epoll_wait(2)` and its relatives on the set `epfd`. `None`: a set that we do not know.
+/// `epoll_wait(2)` and its relatives on `set`, whose descriptor is `epfd`.
 pub(crate) fn wait(
+    set: &'static Set,
     epfd: i32,
     events: &mut [epoll_event],
     timeout: Option<Duration>,
     mask: *const sigset_t,
-) -> Option<Result<i32, Errno>> {
-    let set = table::epoll_set(epfd)?;
+) -> Result<i32, Errno> {
     let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     if set.active.load(Ordering::SeqCst) > 0 {
-        return Some(set.wait(epfd, events, timeout, mask).map(count));
+        return set.wait(epfd, events, timeout, mask).map(count);
     }
     // A connection that another thread adds, or that leaves TCP, while this thread sleeps is armed at
     // once, because the thread is counted: its bell ends the sleep, and the report is sorted out here.
@@ -271,7 +273,7 @@ pub(crate) fn wait(
         set.looked(look);
         match (got, kept) {
             (Ok(got), Ok(0)) if got > 0 => {}
-            (_, kept) => return Some(kept.map(count)),
+            (_, kept) => return kept.map(count),
         }
     }
 }
@@ -527,9 +529,10 @@ impl Members {
 
 /// Whether the kernel has something to report on the socket itself.
 fn is_ready_in_kernel(fd: i32) -> bool {
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one writable entry.
-    unsafe { real::poll(&raw mut poll, 1, 0) > 0 }
+    // SAFETY: registered by the program, and known not to be closed.
+    let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
+    let mut poll = [PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::RDHUP)];
+    rustix::event::poll(&mut poll, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
 }
 
 fn kernel(
@@ -541,23 +544,29 @@ fn kernel(
     let most = i32::try_from(events.len()).unwrap_or(i32::MAX);
     let count = match timeout {
         // SAFETY: the slice is writable, the mask the application's.
-        None => unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, -1, mask) },
+        None => point(|| unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, -1, mask) }),
         Some(Duration::ZERO) => {
             // SAFETY: as above.
-            unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, 0, mask) }
+            point(|| unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, 0, mask) })
         }
         Some(timeout) => {
             let time = to_timespec(timeout);
             // SAFETY: as above, and the time lives.
-            let count = unsafe { real::epoll_pwait2(epfd, events.as_mut_ptr(), most, &raw const time, mask) };
-            if count < 0 && errno::now() == Errno::NOSYS {
+            let count = point(|| unsafe {
+                real::epoll_pwait2(epfd, events.as_mut_ptr(), most, &raw const time, mask)
+            });
+            if count.is_some_and(|count| count < 0) && errno::now() == Errno::NOSYS {
                 let millis = i32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
                 // SAFETY: as above.
-                unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, millis, mask) }
+                point(|| unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, millis, mask) })
             } else {
                 count
             }
         }
     };
-    if count < 0 { Err(errno::now()) } else { Ok(count as usize) }
+    match count {
+        None => Err(Errno::CANCELED),
+        Some(..0) => Err(errno::now()),
+        Some(count) => Ok(count as usize),
+    }
 }

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use libc::{pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 use thallus_transport::ready::bit;
+use thallus_transport::uninterrupted::Descriptor;
 use thallus_transport::wait::{Spin, spin_for};
 
+use crate::cancel::point;
 use crate::table::{self, Call};
 use crate::{errno, real};
 
@@ -24,21 +26,21 @@ struct Polled {
     clear: bool,
 }
 
-/// Waits as ppoll(2) does. `None`: no connection of ours is among them, the kernel can do it all.
+/// Whether the kernel alone can't serve a wait on these.
+pub(crate) fn concerns_us(fds: &[pollfd]) -> bool {
+    fds.iter().any(|fd| table::is_awaited(fd.fd))
+}
+
+/// Waits as ppoll(2) does.
 pub(crate) fn wait(
     fds: &mut [pollfd],
     timeout: Option<Duration>,
     mask: *const sigset_t,
-) -> Option<Result<i32, Errno>> {
-    let mut ours = false;
+) -> Result<i32, Errno> {
     for fd in fds.iter() {
-        ours |= table::is_connection(fd.fd);
         if let Some(set) = table::epoll_set(fd.fd) {
             set.nest();
         }
-    }
-    if !ours {
-        return None;
     }
     let all: Vec<Polled> = fds
         .iter()
@@ -52,9 +54,9 @@ pub(crate) fn wait(
     // While we sleep no thread beside us takes one of the others out of TCP: it sees that our call is inside.
     let (mut polled, _plain): (Vec<Polled>, Vec<Polled>) = all.into_iter().partition(|one| one.active);
     if polled.is_empty() {
-        return Some(kernel(fds, timeout, mask));
+        return kernel(fds, timeout, mask);
     }
-    Some(wait_mixed(fds, &mut polled, timeout, mask))
+    wait_mixed(fds, &mut polled, timeout, mask)
 }
 
 fn wait_mixed(
@@ -237,7 +239,7 @@ enum News {
     /// their bytes wake the sleeper again and again, but nothing is missed.
     Plain,
     /// An epoll set that reports arrivals.
-    Set(rustix::fd::OwnedFd),
+    Set(Descriptor),
 }
 
 impl News {
@@ -251,17 +253,17 @@ impl News {
     }
 
     fn fd(&self) -> Option<i32> {
-        use std::os::fd::AsRawFd;
+        use std::os::fd::{AsFd, AsRawFd};
         match self {
-            Self::Set(set) => Some(set.as_raw_fd()),
+            Self::Set(set) => Some(set.as_fd().as_raw_fd()),
             Self::Here | Self::Plain => None,
         }
     }
 }
 
-fn watch(fds: &[pollfd], polled: &[Polled]) -> Result<rustix::fd::OwnedFd, Errno> {
+fn watch(fds: &[pollfd], polled: &[Polled]) -> Result<Descriptor, Errno> {
     use rustix::event::epoll;
-    let set = table::place(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+    let set = Descriptor::from(table::place(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
     for one in polled.iter().filter(|one| is_stuck(fds, one)) {
         // SAFETY: the program polls this descriptor now.
         let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fds[one.index].fd) };
@@ -303,6 +305,10 @@ fn kernel(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t) 
     let time = timeout.map(to_timespec);
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the slice is writable, the time lives, and the mask is the application's.
-    let ready = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, mask) };
-    if ready < 0 { Err(errno::now()) } else { Ok(ready) }
+    let ready = point(|| unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, mask) });
+    match ready {
+        None => Err(Errno::CANCELED),
+        Some(..0) => Err(errno::now()),
+        Some(ready) => Ok(ready),
+    }
 }

@@ -57,11 +57,10 @@ impl Sets {
         unsafe { word.write(bits | 1 << (fd % BITS)) };
     }
 
-    /// Whether one of the descriptors is a connection of ours.
-    fn concerns_us(&self) -> bool {
-        (0..self.count).any(|fd| {
-            table::is_connection(fd as i32) && (self.has(0, fd) || self.has(1, fd) || self.has(2, fd))
-        })
+    /// Whether the kernel alone can't serve a wait on them.
+    pub(crate) fn concern_us(&self) -> bool {
+        (0..self.count)
+            .any(|fd| table::is_awaited(fd as i32) && (self.has(0, fd) || self.has(1, fd) || self.has(2, fd)))
     }
 
     fn to_list(self) -> Vec<pollfd> {
@@ -94,21 +93,12 @@ impl Sets {
     }
 }
 
-/// Waits as pselect(2) does. `None`: no connection of ours is in the sets, the kernel can do it all.
-pub(crate) fn wait(
-    sets: Sets,
-    timeout: Option<Duration>,
-    mask: *const sigset_t,
-) -> Option<Result<i32, Errno>> {
-    if !sets.concerns_us() {
-        return None;
-    }
+/// Waits as pselect(2) does.
+pub(crate) fn wait(sets: Sets, timeout: Option<Duration>, mask: *const sigset_t) -> Result<i32, Errno> {
     let mut list = sets.to_list();
-    let waited = poll::wait(&mut list, timeout, mask)?;
-    Some(waited.and_then(|_| {
-        if list.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
-            return Err(Errno::BADF);
-        }
-        Ok(sets.fill_from(&list))
-    }))
+    poll::wait(&mut list, timeout, mask)?;
+    if list.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+        return Err(Errno::BADF);
+    }
+    Ok(sets.fill_from(&list))
 }

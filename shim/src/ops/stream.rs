@@ -8,6 +8,7 @@ use thallus_transport::buffers::Buffers;
 use thallus_transport::process;
 use thallus_transport::reason::Reason;
 
+use crate::cancel::point;
 use crate::ops::epoll;
 use crate::{errno, table};
 
@@ -21,6 +22,7 @@ pub(crate) unsafe fn receive(
     flags: i32,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
+    let kernel = || point(kernel).unwrap_or(-1);
     let Some(call) = table::enter(fd) else { return kernel() };
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         if flags & libc::MSG_OOB != 0 {
@@ -57,6 +59,7 @@ pub(crate) unsafe fn transmit(
     flags: i32,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
+    let kernel = || point(kernel).unwrap_or(-1);
     let Some(call) = table::enter(fd) else { return kernel() };
     if flags & libc::MSG_OOB != 0 && !call.connection().pin(Reason::Oob) {
         return errno::count(Err(Errno::OPNOTSUPP));

@@ -7,6 +7,7 @@ use crate::calls::{End, Fd};
 use crate::side::Side;
 
 mod basic;
+mod cancelling;
 mod connecting;
 mod descriptors;
 mod ending;
@@ -179,6 +180,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("epoll_sets", epoll_sets::ALL),
     ("descriptors", descriptors::ALL),
     ("threads", threads::ALL),
+    ("cancelling", cancelling::ALL),
     ("switching", switching::ALL),
     ("connecting", connecting::ALL),
     ("unaffected", unaffected::ALL),
