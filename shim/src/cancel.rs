@@ -59,8 +59,16 @@ unsafe extern "C-unwind" {
 /// Ends the calling thread if it has been cancelled: what a cancellation point does that does not sleep. The caller's
 /// frames hold nothing.
 pub(crate) fn test() {
-    // SAFETY: takes nothing.
-    unsafe { pthread_testcancel() };
+    if !is_alone() {
+        // SAFETY: takes nothing.
+        unsafe { pthread_testcancel() };
+    }
+}
+
+/// Whether the process has but one thread, which nobody cancels.
+fn is_alone() -> bool {
+    // SAFETY: a byte of libc's, or one that stands for it.
+    unsafe { real::single_threaded().read_volatile() != 0 }
 }
 
 /// Ends the calling thread if a [`point`] was cancelled. The caller's frames hold nothing any more.
@@ -89,6 +97,9 @@ pub(crate) fn point<T, F: FnOnce() -> T>(sleep: F) -> Option<T> {
         task.result = task.sleep.take().map(|sleep| sleep());
     }
 
+    if is_alone() {
+        return Some(sleep());
+    }
     let mut task = Task { sleep: Some(sleep), result: None };
     // SAFETY: the task lives until the call returns, however it does.
     let cancelled = unsafe { thallus_run_cancellable(run::<T, F>, (&raw mut task).cast()) };

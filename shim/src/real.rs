@@ -8,6 +8,9 @@ use libc::{
     off64_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 
+/// What clone(2) starts.
+pub(crate) type Start = Option<unsafe extern "C" fn(*mut c_void) -> c_int>;
+
 /// Finds `name` in the libraries behind this one; null if there is none.
 fn find(name: &CStr) -> *mut c_void {
     // SAFETY: a valid handle and a terminated name.
@@ -32,6 +35,7 @@ macro_rules! originals {
         ///
         /// # Safety
         /// As for the function of that name.
+        #[allow(non_snake_case, reason = "libc's name")]
         pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
             static SLOT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             let mut found = SLOT.load(Ordering::Acquire);
@@ -99,7 +103,10 @@ originals! {
     epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int, else -1;
     epoll_pwait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int, else -1;
     epoll_pwait2(set: c_int, events: *mut epoll_event, most: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int, else -1;
+    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int, else -1;
     fork() -> pid_t, else -1;
+    _Fork() -> pid_t, else -1;
+    clone(start: Start, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: usize, tls: usize, child: usize) -> c_int, else -1;
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE, else std::ptr::null_mut();
     execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int, else -1;
     execv(path: *const c_char, arguments: *const *const c_char) -> c_int, else -1;
@@ -110,6 +117,21 @@ originals! {
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int, else libc::ENOSYS;
     posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int, else libc::ENOSYS;
     syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long, else -1;
+}
+
+/// libc's note that the process has but one thread (sys/single_threaded.h); always 0 before glibc 2.32.
+pub(crate) fn single_threaded() -> *const u8 {
+    static SLOT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    /// Stands for what libc lacks.
+    static ABSENT: u8 = 0;
+    let found = SLOT.load(Ordering::Relaxed);
+    if !found.is_null() {
+        return found.cast();
+    }
+    let found = crate::errno::keep(|| find(c"__libc_single_threaded"));
+    let found = if found.is_null() { (&raw const ABSENT).cast_mut().cast() } else { found };
+    SLOT.store(found, Ordering::Relaxed);
+    found.cast()
 }
 
 /// Ends the process at once, as libc's `_exit` does.

@@ -12,6 +12,7 @@ use thallus_transport::process;
 use thallus_transport::reason::Reason;
 use thallus_transport::uninterrupted::Uninterrupted;
 
+use crate::table::Young;
 use crate::{config, table};
 
 /// Sums over the connections that are gone.
@@ -49,11 +50,7 @@ impl Totals {
         if block.has(flag::READY) || switched(&block.recv_switched) || switched(&block.send_switched) {
             self.upgraded += 1;
         } else {
-            let reason = block.reason();
-            match self.reasons.iter_mut().find(|(known, _)| *known == reason) {
-                Some((_, count)) => *count += 1,
-                None => self.reasons.push((reason, 1)),
-            }
+            self.add_reason(block.reason());
         }
         self.ring_sent += load(&block.ring_sent);
         self.ring_received += load(&block.ring_received);
@@ -62,6 +59,20 @@ impl Totals {
         self.doorbells += load(&block.doorbells);
         self.sleeps += load(&block.sleeps);
         self.spin_hits += load(&block.spin_hits);
+    }
+
+    fn add_young(&mut self, young: Young, fd: i32) {
+        let (sent, received) = young.bytes(fd);
+        self.add_reason(young.reason());
+        self.tcp_sent += sent;
+        self.tcp_received += received;
+    }
+
+    fn add_reason(&mut self, reason: Reason) {
+        match self.reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.reasons.push((reason, 1)),
+        }
     }
 
     fn to_json(&self) -> Value {
@@ -126,6 +137,19 @@ pub(crate) fn closed(block: &Block) {
     }
 }
 
+/// Whether anybody will read the sums.
+pub(crate) fn are_wanted() -> bool {
+    directory().is_some()
+}
+
+/// As [`closed`], for a connection that was young to its end.
+pub(crate) fn closed_young(young: Young, fd: i32) {
+    let _uninterrupted = Uninterrupted::begin();
+    if let Ok(mut totals) = GONE.lock() {
+        totals.add_young(young, fd);
+    }
+}
+
 /// In a forked child: what happened before was the parent's.
 pub(crate) fn forked() {
     if let Ok(mut totals) = GONE.try_lock() {
@@ -140,6 +164,7 @@ pub(crate) fn has_connections() -> bool {
         table::patiently(&GONE).is_some_and(|totals| totals.upgraded > 0 || !totals.reasons.is_empty());
     let mut open = false;
     table::for_each(|_, _, used| open |= used);
+    table::for_each_young(|_, young| open |= young.is_used());
     gone || open
 }
 
@@ -163,6 +188,11 @@ pub(crate) fn write(ends: bool) {
             }
         });
     }
+    table::for_each_young(|fd, young| {
+        if table::counts(young, fd) {
+            totals.add_young(young, fd);
+        }
+    });
     let text = totals.to_json().to_string();
     *totals = Totals::new();
     for attempt in 0..100 {

@@ -1,8 +1,11 @@
 //! Which file descriptors are ours: one array load tells that one is not.
 //!
-//! An entry is a tagged pointer to a [`Slot`] (a TCP connection), a [`Listener`] or an epoll set. Slots are
+//! An entry is a [`Young`] connection, or a tagged pointer to a [`Slot`] (a connection that has done more than a few
+//! calls), a [`Listener`] or an epoll set. Slots are
 //! recycled, never freed, so that a thread that loaded a pointer which another thread then closed finds a
 //! slot all the same: it counts itself in, looks at the entry again, and goes away if it has changed.
+
+mod young;
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -18,6 +21,8 @@ use thallus_transport::connection::Connection;
 use thallus_transport::uninterrupted::Uninterrupted;
 use thallus_transport::{process, rendezvous, tcp};
 
+use self::young::Visit;
+pub(crate) use self::young::Young;
 use crate::ops::epoll::Set;
 use crate::{config, errno, log, ops, stats};
 
@@ -31,6 +36,9 @@ static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 const TAG: usize = 3;
 const LISTENER: usize = 1;
 const EPOLL: usize = 2;
+const YOUNG: usize = 3;
+/// A TCP socket, unconnected: no young connection's entry, whose generation is never 0.
+const SOCKET: usize = YOUNG;
 
 /// A place for one connection of this process, used again and again.
 pub(crate) struct Slot {
@@ -172,6 +180,7 @@ static CHUNKS: Mutex<Vec<&'static Chunk>> = Mutex::new(Vec::new());
 /// What an entry is.
 #[derive(Debug)]
 enum Entry {
+    Young,
     Connection(&'static Slot),
     Listener(&'static Listener),
     Epoll(&'static Set),
@@ -182,7 +191,7 @@ fn cell(fd: i32) -> Option<&'static AtomicUsize> {
 }
 
 fn decode(word: usize) -> Option<Entry> {
-    if word == 0 {
+    if word == 0 || word == SOCKET {
         return None;
     }
     let address = word & !TAG;
@@ -191,34 +200,156 @@ fn decode(word: usize) -> Option<Entry> {
         LISTENER => Entry::Listener(unsafe { &*std::ptr::with_exposed_provenance(address) }),
         // SAFETY: as above.
         EPOLL => Entry::Epoll(unsafe { &*std::ptr::with_exposed_provenance(address) }),
+        YOUNG => Entry::Young,
         // SAFETY: as above.
         _ => Entry::Connection(unsafe { &*std::ptr::with_exposed_provenance(address) }),
     })
 }
 
-/// Counts the caller in on the connection behind `fd`; `None` if it is not one.
+/// Counts the caller in on the connection behind `fd`; `None` if it is not one. A young one grows up.
 pub(crate) fn enter(fd: i32) -> Option<Call> {
     let cell = cell(fd)?;
     loop {
         let word = cell.load(Ordering::Acquire);
-        if word == 0 || word & TAG != 0 {
-            return None;
+        if let Some(young) = Young::of(word) {
+            grow_up(fd, young);
+            continue;
         }
-        let Some(Entry::Connection(slot)) = decode(word) else { return None };
-        slot.users.fetch_add(1, Ordering::SeqCst);
-        if cell.load(Ordering::SeqCst) == word {
-            return Some(Call { slot });
-        }
-        slot.leave();
+        return match enter_slot(cell, word) {
+            Entering::Moved => continue,
+            Entering::Inside(call) => Some(call),
+            Entering::Nothing => None,
+        };
     }
+}
+
+/// As [`enter`], but a young connection stays so; `None` for it, too.
+pub(crate) fn enter_adult(fd: i32) -> Option<Call> {
+    let cell = cell(fd)?;
+    loop {
+        match enter_slot(cell, cell.load(Ordering::Acquire)) {
+            Entering::Moved => {}
+            Entering::Inside(call) => return Some(call),
+            Entering::Nothing => return None,
+        }
+    }
+}
+
+/// Who does I/O on a connection.
+#[derive(Debug)]
+pub(crate) enum Guest {
+    /// A call on a young connection: the kernel does all of it, and the visit counts.
+    Visit(Visit),
+    /// A call on any other.
+    Call(Call),
+}
+
+/// Counts the caller in for I/O on the connection behind `fd`; `None` if it is not one. A young one grows up if it
+/// has done enough.
+pub(crate) fn enter_for_io(fd: i32) -> Option<Guest> {
+    let cell = cell(fd)?;
+    let mut word = cell.load(Ordering::Acquire);
+    loop {
+        if let Some(young) = Young::of(word) {
+            match Visit::begin(fd, cell, young) {
+                Ok(visit) => return Some(Guest::Visit(visit)),
+                Err(Some(now)) => word = now,
+                Err(None) => {
+                    grow_up(fd, young);
+                    word = cell.load(Ordering::Acquire);
+                }
+            }
+            continue;
+        }
+        match enter_slot(cell, word) {
+            Entering::Moved => word = cell.load(Ordering::Acquire),
+            Entering::Inside(call) => return Some(Guest::Call(call)),
+            Entering::Nothing => return None,
+        }
+    }
+}
+
+enum Entering {
+    /// The entry has changed.
+    Moved,
+    Inside(Call),
+    /// It is no slot.
+    Nothing,
+}
+
+#[inline]
+fn enter_slot(cell: &AtomicUsize, word: usize) -> Entering {
+    if word == 0 || word & TAG != 0 {
+        return Entering::Nothing;
+    }
+    let Some(Entry::Connection(slot)) = decode(word) else { return Entering::Nothing };
+    slot.users.fetch_add(1, Ordering::SeqCst);
+    if cell.load(Ordering::SeqCst) == word {
+        return Entering::Inside(Call { slot });
+    }
+    slot.leave();
+    Entering::Moved
+}
+
+/// Gives a young connection a slot and a block. Without memory for them it is forgotten: nobody looks after it any
+/// more, and it stays on TCP.
+#[cold]
+fn grow_up(fd: i32, young: Young) {
+    errno::keep(|| {
+        let _uninterrupted = Uninterrupted::begin();
+        let Some(block) = allocate(young.role(), fd) else {
+            if let Some(cell) = cell(fd) {
+                let _ = cell.compare_exchange(young.word(), 0, Ordering::SeqCst, Ordering::SeqCst);
+            }
+            return;
+        };
+        if young.is_connected() {
+            block.raise(flag::CONNECTED);
+        }
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        let nonblocking =
+            rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
+        let connection = Connection::new(block, young.port(), nonblocking);
+        if ops::process::has_io_uring() {
+            connection.pin(thallus_transport::reason::Reason::IoUring);
+        }
+        let slot = take_slot();
+        // SAFETY: the slot came from the free list (or is new), so nobody reads its connection.
+        unsafe { (*slot.connection.get()).write(connection) };
+        slot.used.store(young.is_used(), Ordering::Relaxed);
+        slot.last.store(false, Ordering::Relaxed);
+        slot.fds.store(1, Ordering::Relaxed);
+        slot.alive.store(true, Ordering::Release);
+        let (sent, received) = young.bytes(fd);
+        block.tcp_sent.store(sent, Ordering::Relaxed);
+        block.tcp_received.store(received, Ordering::Relaxed);
+        block.calls.store(young.calls(), Ordering::Relaxed);
+        if !young.becomes(slot, &slot.users, fd) {
+            slot.users.fetch_add(1, Ordering::SeqCst);
+            slot.fds.store(0, Ordering::SeqCst);
+            slot.last.store(block.release(process::id()), Ordering::SeqCst);
+            slot.leave();
+        }
+    });
 }
 
 /// Whether `fd` is a TCP connection of ours.
 pub(crate) fn is_connection(fd: i32) -> bool {
     cell(fd).is_some_and(|cell| {
         let word = cell.load(Ordering::Relaxed);
-        word != 0 && word & TAG == 0
+        Young::of(word).is_some() || (word != 0 && word & TAG == 0)
     })
+}
+
+/// Notes that `fd` is a TCP socket that the program has just made.
+pub(crate) fn add_socket(fd: i32) {
+    put(fd, SOCKET);
+}
+
+/// Whether `fd` is a TCP socket that has not connected.
+pub(crate) fn is_socket(fd: i32) -> bool {
+    cell(fd).is_some_and(|cell| cell.load(Ordering::Relaxed) == SOCKET)
 }
 
 /// Whether waiting for `fd` concerns this library: a TCP connection or an epoll set.
@@ -243,7 +374,9 @@ pub(crate) fn add_epoll_set(fd: i32) -> Option<&'static Set> {
 
 fn put(fd: i32, word: usize) -> bool {
     let Some(cell) = cell(fd) else { return false };
-    HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
+    if HIGHEST.load(Ordering::Relaxed) <= fd as usize {
+        HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
+    }
     let stale = cell.swap(word, Ordering::SeqCst);
     // The program closed the last owner of this number in a way that no hook saw.
     forget(stale, fd, false);
@@ -276,6 +409,22 @@ fn note_connected(block: &Block, fd: i32) {
     }
 }
 
+/// Calls `visit` for each young connection: its descriptor, and what is known of it.
+pub(crate) fn for_each_young(mut visit: impl FnMut(i32, Young)) {
+    for fd in descriptors() {
+        if let Some(young) = cell(fd).and_then(|cell| Young::of(cell.load(Ordering::SeqCst))) {
+            visit(fd, young);
+        }
+    }
+}
+
+/// Whether a young connection is to be counted: a connect that failed is none.
+pub(crate) fn counts(young: Young, fd: i32) -> bool {
+    // SAFETY: a number; the kernel says whether it is open.
+    let socket = || unsafe { BorrowedFd::borrow_raw(fd) };
+    young.is_connected() || young.bytes(fd) != (0, 0) || tcp::was_connected(socket())
+}
+
 /// The process ends: it lets go of each of its connections, and visits those that nobody else has.
 pub(crate) fn let_go_of_all(mut visit: impl FnMut(&'static Block)) {
     for_each(|slot, connection, _| {
@@ -296,12 +445,19 @@ pub(crate) fn let_go_of_all(mut visit: impl FnMut(&'static Block)) {
 
 /// Drops an entry's reference. `open`: the descriptor still is the socket, so its end can be announced.
 fn forget(word: usize, fd: i32, open: bool) {
-    if word == 0 {
+    if word == 0 || word == SOCKET {
+        return;
+    }
+    if let Some(young) = Young::of(word) {
+        // Closed unseen, it can't be asked any more.
+        if stats::are_wanted() && (open || young.is_connected()) && counts(young, fd) {
+            stats::closed_young(young, fd);
+        }
         return;
     }
     let _uninterrupted = Uninterrupted::begin();
     match decode(word) {
-        None => {}
+        None | Some(Entry::Young) => {}
         Some(Entry::Connection(slot)) => {
             if slot.fds.fetch_sub(1, Ordering::SeqCst) != 1 {
                 let other = descriptors()
@@ -374,7 +530,7 @@ pub(crate) fn hold(old: i32) -> Option<Held> {
     }
     let word = cell(old)?.load(Ordering::Acquire);
     match decode(word)? {
-        Entry::Connection(_) => {
+        Entry::Young | Entry::Connection(_) => {
             let call = enter(old)?;
             let more = |fds: u32| (fds > 0).then_some(fds + 1);
             call.slot.fds.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
@@ -391,37 +547,18 @@ pub(crate) fn hold(old: i32) -> Option<Held> {
 /// Every descriptor that has an entry now.
 pub(crate) fn descriptors() -> impl Iterator<Item = i32> {
     (0..HIGHEST.load(Ordering::SeqCst))
-        .filter(|&fd| TABLE[fd].load(Ordering::Relaxed) != 0)
+        .filter(|&fd| !matches!(TABLE[fd].load(Ordering::Relaxed), 0 | SOCKET))
         .map(|fd| fd as i32)
 }
 
 /// A connection was made on `fd`, by connect or accept; or is being made, if it is not yet `connected`.
-pub(crate) fn track(fd: i32, role: Role, server_port: u16, nonblocking: bool, connected: bool) {
-    errno::keep(|| {
-        let _uninterrupted = Uninterrupted::begin();
-        ops::process::watch_forks();
-        let Some(block) = allocate(role, fd) else { return };
-        if connected {
-            block.raise(flag::CONNECTED);
-        }
-        let connection = Connection::new(block, server_port, nonblocking);
-        if ops::process::has_io_uring() {
-            connection.pin(thallus_transport::reason::Reason::IoUring);
-        }
-        let slot = take_slot();
-        // SAFETY: the slot came from the free list (or is new), so nobody reads its connection.
-        unsafe { (*slot.connection.get()).write(connection) };
-        slot.used.store(false, Ordering::Relaxed);
-        slot.last.store(false, Ordering::Relaxed);
-        slot.fds.store(1, Ordering::Relaxed);
-        slot.alive.store(true, Ordering::Release);
-        if !put(fd, std::ptr::from_ref(slot).expose_provenance()) {
-            slot.users.fetch_add(1, Ordering::SeqCst);
-            slot.fds.store(0, Ordering::SeqCst);
-            slot.last.store(block.release(process::id()), Ordering::SeqCst);
-            slot.leave();
-        }
-    });
+pub(crate) fn track(fd: i32, role: Role, server_port: u16, connected: bool) {
+    ops::process::watch_forks();
+    if let Some(cell) = cell(fd) {
+        // What the number was before, and was closed in a way that no hook saw, goes first: it has the same counters.
+        errno::keep(|| forget(cell.swap(0, Ordering::SeqCst), fd, false));
+        put(fd, Young::new(fd, role, server_port, connected).word());
+    }
 }
 
 fn take_slot() -> &'static Slot {
@@ -458,6 +595,16 @@ fn allocate(role: Role, fd: i32) -> Option<&'static Block> {
     let chunk: &'static Chunk = Box::leak(Box::new(chunk));
     chunks.push(chunk);
     from(chunk)
+}
+
+/// Makes the first chunk, now that there is a connection: later there might not be the descriptor, or the memory.
+pub(crate) fn prepare() {
+    errno::keep(|| {
+        let _uninterrupted = Uninterrupted::begin();
+        if let (Ok(mut chunks), Ok(chunk)) = (CHUNKS.lock(), Chunk::create(place)) {
+            chunks.push(Box::leak(Box::new(chunk)));
+        }
+    });
 }
 
 fn free(block: &'static Block) {
@@ -502,6 +649,7 @@ pub(crate) struct Quiet {
     _free: MutexGuard<'static, Vec<&'static Slot>>,
     _chunks: MutexGuard<'static, Vec<&'static Chunk>>,
     _totals: stats::Quiet,
+    moved: MutexGuard<'static, Vec<(u32, &'static Slot)>>,
     visited: Visited,
     _uninterrupted: Uninterrupted,
 }
@@ -532,6 +680,13 @@ impl Quiet {
     /// In a forked child: the other threads are gone, and so are their calls.
     pub(crate) fn only_one_thread_left(&mut self) {
         self.visited.0.clear();
+        self.moved.clear();
+        // Made by a thread that the fork overtook: the parent does not know that this process has it, too.
+        for fd in descriptors() {
+            if let Some(cell) = cell(fd).filter(|cell| Young::of(cell.load(Ordering::SeqCst)).is_some()) {
+                cell.store(0, Ordering::SeqCst);
+            }
+        }
         for slot in self.slots.iter() {
             slot.users.store(0, Ordering::SeqCst);
             slot.used.store(false, Ordering::Relaxed);
@@ -539,14 +694,21 @@ impl Quiet {
     }
 }
 
-/// Locks the table's lists for a fork.
+/// Locks the table's lists for a fork. Every connection is grown up by then: only a block has holders.
 pub(crate) fn quiesce() -> Option<Quiet> {
     let uninterrupted = Uninterrupted::begin();
+    descriptors().for_each(|fd| {
+        if let Some(young) = cell(fd).and_then(|cell| Young::of(cell.load(Ordering::SeqCst))) {
+            grow_up(fd, young);
+        }
+    });
     let epoll = ops::epoll::quiesce();
     // Before the slots, as `stats::write` does.
     let totals = stats::quiesce()?;
+    let moved = young::quiesce()?;
     Some(Quiet {
         epoll,
+        moved,
         slots: SLOTS.lock().ok()?,
         _free: FREE.lock().ok()?,
         _chunks: CHUNKS.lock().ok()?,

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, Resource, getrlimit, test_kill_process};
 
 use crate::lock::Lock;
 use crate::reason::Reason;
@@ -404,11 +404,17 @@ impl fmt::Debug for Chunk {
 }
 
 impl Chunk {
-    /// Creates an empty chunk, whose descriptor `place` moves out of the program's way. Without a free descriptor it
-    /// has none, and `thallus status` does not see it. Fails as memfd_create(2), ftruncate(2) or mmap(2) do.
+    /// Creates an empty chunk, whose descriptor `place` moves out of the program's way. Without a free descriptor, or
+    /// where files must be smaller (`RLIMIT_FSIZE`, which kills), it has none, and `thallus status` does not see it.
+    /// Fails as memfd_create(2), ftruncate(2) or mmap(2) do.
     pub fn create(place: impl Fn(OwnedFd) -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = match memfd_create(MEMFD_NAME, flags).and_then(place) {
+        let limit = getrlimit(Resource::Fsize).current;
+        let file = match limit.is_some_and(|limit| limit < CHUNK_BYTES as u64) {
+            true => Err(Errno::MFILE),
+            false => memfd_create(MEMFD_NAME, flags),
+        };
+        let fd = match file.and_then(place) {
             Ok(fd) => {
                 ftruncate(&fd, CHUNK_BYTES as u64)?;
                 // Whoever looks at it must not find it cut short.

@@ -1,10 +1,21 @@
-//! connect, accept, accept4, listen.
+//! socket, connect, accept, accept4, listen.
 
 use libc::{c_int, sockaddr, socklen_t};
 
 use super::guard;
 use crate::ops::open;
 use crate::{real, table};
+
+/// socket(2).
+#[unsafe(no_mangle)]
+pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: takes numbers.
+    let fd = unsafe { real::socket(domain, kind, protocol) };
+    guard(|| {
+        open::created(fd, domain, kind, protocol);
+        fd
+    })
+}
 
 /// connect(2).
 ///
@@ -31,7 +42,7 @@ pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut 
     // SAFETY: the program's own arguments.
     let accepted = unsafe { real::accept(fd, address, length) };
     guard(|| {
-        open::accepted(fd, accepted, false);
+        open::accepted(fd, accepted);
         accepted
     })
 }
@@ -50,7 +61,7 @@ pub unsafe extern "C" fn accept4(
     // SAFETY: the program's own arguments.
     let accepted = unsafe { real::accept4(fd, address, length, flags) };
     guard(|| {
-        open::accepted(fd, accepted, flags & libc::SOCK_NONBLOCK != 0);
+        open::accepted(fd, accepted);
         accepted
     })
 }

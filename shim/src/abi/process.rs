@@ -4,7 +4,7 @@ use libc::{c_char, c_int, c_long, c_void, pid_t};
 
 use super::{descriptor, guard, open, stream, wait};
 use crate::ops::process;
-use crate::real;
+use crate::real::{self, Start};
 
 /// fork(2).
 ///
@@ -16,6 +16,36 @@ pub unsafe extern "C" fn fork() -> pid_t {
     let result = unsafe { real::fork() };
     process::fork_returned(result);
     result
+}
+
+/// `_Fork(3)`: fork(2) without its handlers.
+///
+/// # Safety
+/// As for `_Fork(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Fork() -> pid_t {
+    process::before_unseen_child();
+    // SAFETY: the program's own call.
+    unsafe { real::_Fork() }
+}
+
+/// clone(2), as libc offers it: variadic in C, the last three arguments where named ones would arrive.
+///
+/// # Safety
+/// As for clone(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clone(
+    start: Start,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: usize,
+    tls: usize,
+    child: usize,
+) -> c_int {
+    process::before_unseen_child();
+    // SAFETY: the program's own arguments.
+    unsafe { real::clone(start, stack, flags, argument, parent, tls, child) }
 }
 
 /// vfork(2). The child runs on this very stack and returns from it first, so the return address is kept in a
@@ -202,6 +232,15 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_ppoll => wait::ppoll(pointer(a), b as libc::nfds_t, pointer(c), pointer(d)).into(),
             libc::SYS_io_uring_setup => {
                 process::uses_io_uring();
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            libc::SYS_clone | libc::SYS_clone3 => {
+                process::before_unseen_child();
+                real::syscall(number, a, b, c, d, e, f)
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_fork => {
+                process::before_unseen_child();
                 real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_exit_group => _exit(fd),

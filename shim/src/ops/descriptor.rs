@@ -89,12 +89,12 @@ pub(crate) fn duplicated(old: i32, duplicate: impl FnOnce() -> i32) -> i32 {
     new
 }
 
-/// fcntl(2): `call` is the original.
 /// Whether fcntl(2) with `command` changes what this library knows.
 pub(crate) fn concerns(command: i32) -> bool {
     matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL)
 }
 
+/// fcntl(2): `call` is the original.
 pub(crate) fn fcntl(fd: i32, command: i32, argument: usize, call: impl FnOnce() -> i32) -> i32 {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, call),
@@ -114,7 +114,7 @@ pub(crate) fn fcntl(fd: i32, command: i32, argument: usize, call: impl FnOnce() 
 }
 
 fn note_blocking(fd: i32, nonblocking: bool) {
-    if let Some(entered) = table::enter(fd) {
+    if let Some(entered) = table::enter_adult(fd) {
         entered.connection().nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 }
@@ -124,7 +124,11 @@ fn note_blocking(fd: i32, nonblocking: bool) {
 /// # Safety
 /// `argument` is what the request takes.
 pub(crate) unsafe fn ioctl(fd: i32, request: u64, argument: usize, call: impl FnOnce() -> i32) -> i32 {
-    let Some(entered) = table::enter(fd) else { return call() };
+    if request == libc::FIOASYNC {
+        settle(fd, Reason::UnsupportedCall);
+        return call();
+    }
+    let Some(entered) = table::enter_adult(fd) else { return call() };
     let connection = entered.connection();
     let output = std::ptr::with_exposed_provenance_mut::<c_int>(argument);
     match request {
@@ -135,10 +139,6 @@ pub(crate) unsafe fn ioctl(fd: i32, request: u64, argument: usize, call: impl Fn
                 connection.nonblocking.store(unsafe { output.read() } != 0, Ordering::Relaxed);
             }
             result
-        }
-        libc::FIOASYNC => {
-            connection.pin(Reason::UnsupportedCall);
-            call()
         }
         libc::FIONREAD if connection.is_active() => match connection.unread(fd) {
             Ok(count) => {
@@ -256,7 +256,7 @@ fn tcp_view(fd: i32, level: i32, name: i32) -> Option<(&'static AtomicU32, table
     if level != libc::IPPROTO_TCP || !matches!(name, libc::TCP_NODELAY | libc::TCP_CORK) {
         return None;
     }
-    let entered = table::enter(fd)?;
+    let entered = table::enter_adult(fd)?;
     let connection = entered.connection();
     let view = if name == libc::TCP_NODELAY { &connection.block.nodelay } else { &connection.block.cork };
     connection.is_active().then_some((view, entered))
@@ -295,7 +295,7 @@ pub(crate) unsafe fn option(
     if result != 0 || (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) {
         return result;
     }
-    if let Some(entered) = table::enter(fd)
+    if let Some(entered) = table::enter_adult(fd)
         && entered.connection().is_active()
     {
         let error = value.cast::<c_int>();

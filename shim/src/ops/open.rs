@@ -1,10 +1,20 @@
-//! Connections begin: connect, accept, listen.
+//! Connections begin: socket, connect, accept, listen.
 
 use rustix::fd::BorrowedFd;
 use thallus_transport::arena::Role;
 use thallus_transport::tcp;
 
 use crate::{config, errno, log, table};
+
+/// socket(2) made `fd`, or failed with −1.
+pub(crate) fn created(fd: i32, domain: i32, kind: i32, protocol: i32) {
+    let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
+    let internet = matches!(domain, libc::AF_INET | libc::AF_INET6);
+    // The kernel's choice of a protocol for a stream is TCP.
+    if stream && internet && matches!(protocol, 0 | libc::IPPROTO_TCP) && config::enabled() {
+        table::add_socket(fd);
+    }
+}
 
 /// connect(2) on `fd` returned; `port` is the one it asked for.
 pub(crate) fn connected(fd: i32, port: Option<u16>, result: i32) {
@@ -17,35 +27,29 @@ pub(crate) fn connected(fd: i32, port: Option<u16>, result: i32) {
         table::remove(fd);
         return;
     };
-    if table::enter(fd).is_some() {
+    if table::is_connection(fd) {
         return;
     }
     errno::keep(|| {
         // SAFETY: the program's call on this descriptor has just been taken by the kernel.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-        if tcp::is_tcp(socket) {
-            // A non-blocking connect is never done at once (`inet_stream_connect`).
-            let connected = result == 0;
-            table::track(fd, Role::Client, port, !connected && is_nonblocking(socket), connected);
+        if table::is_socket(fd) || tcp::is_tcp(socket) {
+            table::track(fd, Role::Client, port, result == 0);
         }
     });
 }
 
 /// accept(2) on `listener` made `fd`.
-pub(crate) fn accepted(listener: i32, fd: i32, nonblocking: bool) {
+pub(crate) fn accepted(listener: i32, fd: i32) {
     if fd < 0 || !config::enabled() || table::is_borrowed() {
         return;
     }
     if let Some(port) = table::listener_port(listener) {
         log::info!("fd {fd}: accepted on port {port}");
-        table::track(fd, Role::Server, port, nonblocking, true);
+        table::track(fd, Role::Server, port, true);
     } else {
         table::remove(fd);
     }
-}
-
-fn is_nonblocking(socket: BorrowedFd<'_>) -> bool {
-    rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
 /// The port in a socket address of the application's; `None` for `AF_UNSPEC`, 0 for other families.

@@ -11,7 +11,7 @@ use thallus_transport::uninterrupted::Descriptor;
 use thallus_transport::wait::{Spin, spin_for};
 
 use crate::cancel::point;
-use crate::table::{self, Call};
+use crate::table::{self, Call, Guest};
 use crate::{errno, real};
 
 /// How long spinning may go on before the kernel's own descriptors are looked at again.
@@ -21,7 +21,6 @@ const KERNEL_GLANCE: Duration = Duration::from_micros(20);
 struct Polled {
     index: usize,
     call: Call,
-    active: bool,
     armed: bool,
     clear: bool,
 }
@@ -42,17 +41,17 @@ pub(crate) fn wait(
             set.nest();
         }
     }
-    let all: Vec<Polled> = fds
-        .iter()
-        .enumerate()
-        .filter_map(|(index, fd)| {
-            let call = table::enter(fd.fd)?;
-            let active = call.is_active(fd.fd);
-            Some(Polled { index, call, active, armed: false, clear: true })
-        })
-        .collect();
     // While we sleep no thread beside us takes one of the others out of TCP: it sees that our call is inside.
-    let (mut polled, _plain): (Vec<Polled>, Vec<Polled>) = all.into_iter().partition(|one| one.active);
+    let (mut polled, mut plain) = (Vec::new(), Vec::new());
+    for (index, fd) in fds.iter().enumerate() {
+        match table::enter_for_io(fd.fd) {
+            Some(Guest::Call(call)) if call.is_active(fd.fd) => {
+                polled.push(Polled { index, call, armed: false, clear: true });
+            }
+            Some(guest) => plain.push(guest),
+            None => {}
+        }
+    }
     if polled.is_empty() {
         return kernel(fds, timeout, mask);
     }

@@ -31,8 +31,19 @@ pub(crate) fn is_stranger() -> bool {
     if in_vfork_child() {
         return true;
     }
+    if !UNSEEN_CHILDREN.load(Ordering::Relaxed) {
+        return false;
+    }
     let home = HOME.load(Ordering::Relaxed);
     home != 0 && rustix::process::getpid().as_raw_nonzero().get().cast_unsigned() != home
+}
+
+/// Whether there may be children whose birth no handler saw. Until then no call asks which process this is.
+static UNSEEN_CHILDREN: AtomicBool = AtomicBool::new(false);
+
+/// The program is about to make a child in a way that runs no fork handlers.
+pub(crate) fn before_unseen_child() {
+    UNSEEN_CHILDREN.store(true, Ordering::SeqCst);
 }
 
 /// Has fork(2) tell us, from the first connection on.
@@ -42,6 +53,7 @@ pub(crate) fn watch_forks() {
         // Known since before some fork, perhaps.
         process::forked();
         HOME.store(process::id(), Ordering::SeqCst);
+        table::prepare();
         // SAFETY: the handlers live as long as this library, which is never unloaded.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });

@@ -10,6 +10,7 @@ use thallus_transport::reason::Reason;
 
 use crate::cancel::point;
 use crate::ops::epoll;
+use crate::table::Guest;
 use crate::{errno, table};
 
 /// Receives into `list`, or lets `kernel` do it while the connection is on TCP.
@@ -23,13 +24,23 @@ pub(crate) unsafe fn receive(
     kernel: impl FnOnce() -> isize,
 ) -> isize {
     let kernel = || point(kernel).unwrap_or(-1);
-    let Some(call) = table::enter(fd) else { return kernel() };
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         if flags & libc::MSG_OOB != 0 {
-            call.connection().pin(Reason::Oob);
+            settle(fd, Reason::Oob);
         }
         return kernel();
     }
+    let call = match table::enter_for_io(fd) {
+        None => return kernel(),
+        Some(Guest::Call(call)) => call,
+        Some(Guest::Visit(mut visit)) => {
+            let result = kernel();
+            if result > 0 && flags & libc::MSG_PEEK == 0 {
+                visit.received(result as u64);
+            }
+            return result;
+        }
+    };
     if call.is_active(fd) {
         let mut target = match Buffers::new(list) {
             Ok(target) => target,
@@ -60,10 +71,20 @@ pub(crate) unsafe fn transmit(
     kernel: impl FnOnce() -> isize,
 ) -> isize {
     let kernel = || point(kernel).unwrap_or(-1);
-    let Some(call) = table::enter(fd) else { return kernel() };
-    if flags & libc::MSG_OOB != 0 && !call.connection().pin(Reason::Oob) {
+    if flags & libc::MSG_OOB != 0 && !settle(fd, Reason::Oob) {
         return errno::count(Err(Errno::OPNOTSUPP));
     }
+    let call = match table::enter_for_io(fd) {
+        None => return kernel(),
+        Some(Guest::Call(call)) => call,
+        Some(Guest::Visit(mut visit)) => {
+            let result = kernel();
+            if result > 0 {
+                visit.sent(result as u64);
+            }
+            return result;
+        }
+    };
     if call.is_active(fd) {
         let mut source = match Buffers::new(list) {
             Ok(source) => source,

@@ -32,6 +32,8 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Stayed(1), Tally::Mixed(0, &[("no-memory", 1)])),
     Behaviour::whole("server_with_small_files", echoes_with_small_files, asks, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("no-memory", 1)]), Tally::Stayed(1)),
+    Behaviour::whole("server_with_small_files_from_the_start", small_files_and_echoes, asks, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("no-memory", 1)]), Tally::Stayed(1)),
     Behaviour::whole("server_that_cannot_ask_for_owners", echoes_without_netlink, asks, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("no-diag", 1)]), Tally::Stayed(1)),
     Behaviour::whole("client_that_cannot_ask_for_owners", echoes, asks_without_netlink, Tally::Total(1))
@@ -155,6 +157,11 @@ fn small_files() {
 
 fn echoes_with_small_files(side: &Side) {
     echoes_after(side, small_files);
+}
+
+fn small_files_and_echoes(side: &Side) {
+    small_files();
+    echoes(side);
 }
 
 fn no_netlink() {

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Behaviour;
-use super::peers::{demand, echo, send_all, sends_on_demand, stop};
-use crate::calls::{self, Fd, quietly};
+use super::peers::{demand, echo, request_echoes, send_all, sends_on_demand, stop};
+use super::{Behaviour, Tally};
+use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{
     Pattern, Side, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern, while_blocked,
@@ -19,6 +19,12 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_poller_and_a_reader", poller_and_reader, sends_on_demand),
     Behaviour::connected("two_blocked_readers", two_blocked_readers, sends_on_demand),
     Behaviour::connected("shutdown_ends_two_blocked_readers", shutdown_ends_both, ends_too),
+    Behaviour::whole(
+        "reads_while_another_calls_for_more",
+        reads_from_the_start,
+        sends_late,
+        Tally::Upgraded(1),
+    ),
     Behaviour::connected("blocked_writer_and_blocked_reader", blocked_both_ways, unblocks),
 ];
 
@@ -176,6 +182,40 @@ fn ends_too(side: &Side, fd: Fd) {
     side.sync("end now");
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
     let _ = calls::recv(fd, 1, 0);
+}
+
+/// One thread sleeps in the very first read, while another does what a library must look after from then on: copies of
+/// the descriptor, an event loop, a child.
+fn reads_from_the_start(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    for step in ["dup", "epoll", "fork"] {
+        let read = while_blocked(
+            || quietly(|| calls::recv(fd, 4, 0)),
+            || {
+                quietly(|| match step {
+                    "dup" => calls::close(calls::dup(fd).expect("dup")).expect("close"),
+                    "epoll" => {
+                        let set = calls::epoll_create().expect("epoll_create1");
+                        calls::epoll_add(set, fd, libc::EPOLLIN, 1).expect("epoll_ctl");
+                    }
+                    _ => fork(Leave::AtOnce, || {}).wait_for_success(),
+                });
+                side.sync(step);
+            },
+        );
+        say!("read {read:?}");
+    }
+    request_echoes(fd, 100, 300);
+}
+
+fn sends_late(side: &Side) {
+    let fd = side.connect();
+    for step in ["dup", "epoll", "fork"] {
+        side.sync(step);
+        send_all(fd, b"data");
+    }
+    say!("echoed {}", echo(fd));
 }
 
 /// One thread sleeps for room while another sleeps for data; each is woken by what it waits for.
