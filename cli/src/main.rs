@@ -9,8 +9,10 @@ mod program;
 mod run;
 mod status;
 
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 /// Moves the TCP connections of unmodified programs over shared memory.
@@ -26,6 +28,14 @@ enum Command {
     Run(run::Args),
     Status(status::Args),
     Bench(bench::Args),
+}
+
+/// Writes to standard output, whose reader may have seen enough, as in `thallus status | head`.
+fn print(text: &str) -> anyhow::Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome.context("can't write to standard output"),
+    }
 }
 
 fn main() -> ExitCode {

@@ -3,7 +3,6 @@
 mod scan;
 mod table;
 
-use std::io::{self, ErrorKind, Write};
 
 use anyhow::Context;
 use rustix::time::{ClockId, clock_gettime};
@@ -84,11 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     } else {
         table::render(&report)
     };
-    match io::stdout().write_all(text.as_bytes()) {
-        // As in `thallus status | head`.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        outcome => outcome.context("can't write to standard output"),
-    }
+    crate::print(&text)
 }
 
 fn report(scan: &scan::Scan) -> Report {

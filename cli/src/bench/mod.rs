@@ -90,14 +90,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     }
     let plan = plan::plan(&args.only, &args.transport)?;
     if args.list {
-        for variant in &plan {
-            println!("{}", variant.name());
-        }
-        return Ok(());
+        let names: String = plan.iter().map(|variant| format!("{}\n", variant.name())).collect();
+        return crate::print(&names);
     }
     let machine = machine::facts();
     let outcome = measure::run(&plan, args.rounds, args.seconds)?;
-    print!("{}", report::markdown(&machine, &outcome, args.rounds, args.seconds));
+    crate::print(&report::markdown(&machine, &outcome, args.rounds, args.seconds))?;
     if let Some(path) = &args.json {
         let json = report::json(&machine, &outcome, args.rounds, args.seconds);
         std::fs::write(path, format!("{json:#}\n")).with_context(|| format!("write {}", path.display()))?;

@@ -31,8 +31,9 @@ pub const BELL: u8 = 1;
 /// Largest piece that is published at once, so that the reader of a long write starts early.
 const PIECE: usize = 32 << 10;
 
-/// Bells that may lie unread. Far fewer than the kernel's smallest buffer takes: the next one must get through.
-const MOST_BELLS: u64 = 16;
+/// Bells that may lie unread. The next one must get through, but TCP acknowledges bells that nobody reads only after
+/// 40 ms, and sends no more than ten segments ahead of that (`TCP_DELACK_MIN`, `TCP_INIT_CWND` of net/tcp.h).
+const MOST_BELLS: u64 = 4;
 
 /// Pushes without any progress of the consumer after which the sender asks the kernel whether the peer lives.
 const BLIND_PUSHES: u64 = 16;
