@@ -3,7 +3,6 @@
 mod scan;
 mod table;
 
-
 use anyhow::Context;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;

@@ -1,10 +1,10 @@
-//! Thread cancellation (pthreads(7), `pthread_cancel`).
+//! Thread cancellation (pthreads(7), `pthread_cancel`), and `pthread_exit` in a signal handler.
 //!
-//! glibc ends a cancelled thread by unwinding its stack out of the system call in which it sleeps. That must not go
-//! through this library's frames: their destructors would run, but [`catch_unwind`](std::panic::catch_unwind), which
-//! keeps panics out of the program, would end the process. So each sleep is a [`point`]: it registers a place to jump to,
-//! as C's `pthread_cleanup_push` does, from which everything returns as after an error; [`act`] then goes on
-//! ending the thread, outside all of it.
+//! glibc ends such a thread by unwinding its stack out of the system call in which it sleeps. That must not go through
+//! this library's frames: their destructors would run, but [`catch_unwind`](std::panic::catch_unwind), which keeps panics
+//! out of the program, would end the process. So each sleep is a [`point`], a frame whose personality routine stops the
+//! unwinding, as a destructor's landing pad does, but then returns to its caller. Everything returns as after an error;
+//! [`act`] goes on with the unwinding outside all of it.
 //!
 //! A call that the kernel serves alone is not in here at all: the hook makes it before [`crate::abi`] catches panics.
 
@@ -18,12 +18,12 @@ use thallus_transport::settings::Sleep;
 
 use crate::{errno, real};
 
-/// Whether any thread was ever cancelled in a sleep of this library's.
+/// Whether any thread was ever to end in a sleep of this library's.
 static EVER: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Whether the calling thread was, and has to end.
-    static DUE: Cell<bool> = const { Cell::new(false) };
+    /// What the calling thread is to go on unwinding with (`struct _Unwind_Exception`), or null.
+    static DUE: Cell<*mut c_void> = const { Cell::new(std::ptr::null_mut()) };
 }
 
 /// How a thread sleeps inside of a call: each is a cancellation point.
@@ -53,7 +53,7 @@ fn poll(fd: i32, events: i16, limit: Option<&Timespec>) -> Result<i16, Errno> {
 
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
-    fn pthread_exit(result: *mut c_void) -> !;
+    fn _Unwind_Resume(exception: *mut c_void) -> !;
 }
 
 /// Ends the calling thread if it has been cancelled: what a cancellation point does that does not sleep. The caller's
@@ -71,17 +71,19 @@ fn is_alone() -> bool {
     unsafe { real::single_threaded().read_volatile() != 0 }
 }
 
-/// Ends the calling thread if a [`point`] was cancelled. The caller's frames hold nothing any more.
+/// Ends the calling thread if a [`point`] was left for that. The caller's frames hold nothing any more.
 pub(crate) fn act() {
-    if EVER.load(Ordering::Relaxed) && DUE.get() {
-        let cancelled = std::ptr::without_provenance_mut(usize::MAX);
-        // SAFETY: `PTHREAD_CANCELED` of pthread.h.
-        unsafe { pthread_exit(cancelled) }
+    if EVER.load(Ordering::Relaxed) {
+        let exception = DUE.replace(std::ptr::null_mut());
+        if !exception.is_null() {
+            // SAFETY: the unwinder gave it to `point`, and waits to go on.
+            unsafe { _Unwind_Resume(exception) }
+        }
     }
 }
 
-/// Runs `sleep`, a call of libc's that is a cancellation point. `None`: the thread was cancelled in it; the caller
-/// returns as soon as it can. `sleep` owns nothing that has to be dropped.
+/// Runs `sleep`, a call of libc's that is a cancellation point. `None`: the thread is to end; the caller returns as soon as
+/// it can. `sleep` owns nothing that has to be dropped.
 #[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
 pub(crate) fn point<T, F: FnOnce() -> T>(sleep: F) -> Option<T> {
     struct Task<T, F> {
@@ -97,14 +99,11 @@ pub(crate) fn point<T, F: FnOnce() -> T>(sleep: F) -> Option<T> {
         task.result = task.sleep.take().map(|sleep| sleep());
     }
 
-    if is_alone() {
-        return Some(sleep());
-    }
     let mut task = Task { sleep: Some(sleep), result: None };
     // SAFETY: the task lives until the call returns, however it does.
-    let cancelled = unsafe { thallus_run_cancellable(run::<T, F>, (&raw mut task).cast()) };
-    if cancelled != 0 {
-        DUE.set(true);
+    let exception = unsafe { landing::thallus_run_cancellable(run::<T, F>, (&raw mut task).cast()) };
+    if !exception.is_null() {
+        DUE.set(exception);
         EVER.store(true, Ordering::Relaxed);
         return None;
     }
@@ -127,57 +126,75 @@ pub(crate) fn point<T, F: FnOnce() -> T>(sleep: F) -> Option<T> {
     Some(result)
 }
 
+/// The frame at which unwinding stops (Itanium C++ ABI: Exception Handling, level I).
 #[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
-unsafe extern "C-unwind" {
-    /// Calls `body(argument)` with a place registered to which cancellation jumps. Returns 0 after `body`, 1 after
-    /// a jump. In assembly, because it calls a function that returns twice; the buffer is glibc's
-    /// `__pthread_unwind_buf_t` (pthread.h).
-    fn thallus_run_cancellable(body: unsafe extern "C-unwind" fn(*mut c_void), argument: *mut c_void) -> i32;
-}
+mod landing {
+    use std::ffi::c_void;
 
-#[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
-std::arch::global_asm!(
-    ".pushsection .text.thallus_run_cancellable, \"ax\", @progbits",
-    ".hidden thallus_run_cancellable",
-    ".globl thallus_run_cancellable",
-    ".type thallus_run_cancellable, @function",
-    "thallus_run_cancellable:",
-    ".cfi_startproc",
-    "push rbx",
-    ".cfi_def_cfa_offset 16",
-    ".cfi_offset rbx, -16",
-    "push r12",
-    ".cfi_def_cfa_offset 24",
-    ".cfi_offset r12, -24",
-    "sub rsp, 136",
-    ".cfi_def_cfa_offset 160",
-    "mov rbx, rdi",
-    "mov r12, rsi",
-    "mov rdi, rsp",
-    "xor esi, esi",
-    "call __sigsetjmp@PLT",
-    "test eax, eax",
-    "jne 2f",
-    "mov rdi, rsp",
-    "call __pthread_register_cancel@PLT",
-    "mov rdi, r12",
-    "call rbx",
-    "xor ebx, ebx",
-    "jmp 3f",
-    "2:",
-    "mov ebx, 1",
-    "3:",
-    "mov rdi, rsp",
-    "call __pthread_unregister_cancel@PLT",
-    "mov eax, ebx",
-    "add rsp, 136",
-    ".cfi_def_cfa_offset 24",
-    "pop r12",
-    ".cfi_def_cfa_offset 16",
-    "pop rbx",
-    ".cfi_def_cfa_offset 8",
-    "ret",
-    ".cfi_endproc",
-    ".size thallus_run_cancellable, . - thallus_run_cancellable",
-    ".popsection",
-);
+    unsafe extern "C-unwind" {
+        /// Calls `body(argument)`. Returns null after it, or the exception with which somebody unwound out of it. In
+        /// assembly, for the sake of its personality routine.
+        pub(super) fn thallus_run_cancellable(
+            body: unsafe extern "C-unwind" fn(*mut c_void),
+            argument: *mut c_void,
+        ) -> *mut c_void;
+    }
+
+    unsafe extern "C" {
+        /// Where it goes on after that.
+        static thallus_landing_pad: u8;
+        fn _Unwind_SetGR(context: *mut c_void, register: i32, value: usize);
+        fn _Unwind_SetIP(context: *mut c_void, address: usize);
+    }
+
+    const SEARCH_PHASE: i32 = 1;
+    const INSTALL_CONTEXT: i32 = 7;
+    const CONTINUE_UNWIND: i32 = 8;
+    /// RAX, by its DWARF number (System V ABI for AMD64, 3.6.2).
+    const RAX: i32 = 0;
+
+    /// Handles no exception, and stops whatever unwinds through the frame.
+    unsafe extern "C" fn personality(
+        _version: i32,
+        actions: i32,
+        _class: u64,
+        exception: *mut c_void,
+        context: *mut c_void,
+    ) -> i32 {
+        if actions & SEARCH_PHASE != 0 {
+            return CONTINUE_UNWIND;
+        }
+        // SAFETY: the unwinder's own context, and a register that the frame's caller expects to be changed.
+        unsafe { _Unwind_SetGR(context, RAX, exception.expose_provenance()) };
+        // SAFETY: an address in that very frame's function.
+        unsafe { _Unwind_SetIP(context, (&raw const thallus_landing_pad).addr()) };
+        INSTALL_CONTEXT
+    }
+
+    std::arch::global_asm!(
+        ".pushsection .text.thallus_run_cancellable, \"ax\", @progbits",
+        ".hidden thallus_run_cancellable",
+        ".globl thallus_run_cancellable",
+        ".type thallus_run_cancellable, @function",
+        ".hidden thallus_landing_pad",
+        ".globl thallus_landing_pad",
+        "thallus_run_cancellable:",
+        ".cfi_startproc",
+        // DW_EH_PE_pcrel | DW_EH_PE_sdata4
+        ".cfi_personality 0x1b, {personality}",
+        "sub rsp, 8",
+        ".cfi_def_cfa_offset 16",
+        "mov rax, rdi",
+        "mov rdi, rsi",
+        "call rax",
+        "xor eax, eax",
+        "thallus_landing_pad:",
+        "add rsp, 8",
+        ".cfi_def_cfa_offset 8",
+        "ret",
+        ".cfi_endproc",
+        ".size thallus_run_cancellable, . - thallus_run_cancellable",
+        ".popsection",
+        personality = sym personality,
+    );
+}

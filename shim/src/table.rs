@@ -15,9 +15,11 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use rustix::fd::BorrowedFd;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use thallus_transport::arena::{Block, Chunk, Role, flag};
 use thallus_transport::connection::Connection;
+use thallus_transport::reason::Reason;
 use thallus_transport::uninterrupted::Uninterrupted;
 use thallus_transport::{process, rendezvous, tcp};
 
@@ -40,13 +42,16 @@ const YOUNG: usize = 3;
 /// A TCP socket, unconnected: no young connection's entry, whose generation is never 0.
 const SOCKET: usize = YOUNG;
 
+const USER: u64 = 1;
+const FD: u64 = 1 << 32;
+
 /// A place for one connection of this process, used again and again.
 pub(crate) struct Slot {
-    /// Threads inside a call on the connection.
-    users: AtomicU32,
-    /// Descriptors of this process for it.
-    fds: AtomicU32,
-    alive: AtomicBool,
+    /// Threads inside a call on the connection, a [`USER`] each, and this process's descriptors for it, an [`FD`] each:
+    /// one word, so that exactly one thread finds that it was the last.
+    holds: AtomicU64,
+    /// Odd while there is a connection; one more each time that it begins or ends.
+    life: AtomicU32,
     /// Some epoll set makes the kernel report this connection, because it is ready in memory.
     pub(crate) kicked: AtomicBool,
     /// Whether this process did I/O on it: if not, it is not in its statistics.
@@ -56,15 +61,15 @@ pub(crate) struct Slot {
     connection: UnsafeCell<MaybeUninit<Connection>>,
 }
 
-// SAFETY: the connection is written only while `alive` is false and one thread has taken the slot from
-// the free list, and dropped only by the thread that turned `alive` off; in between it is shared, and Sync.
+// SAFETY: the connection is written only while it is not alive and one thread has taken the slot from
+// the free list, and dropped only by the thread that ended its life; in between it is shared, and Sync.
 unsafe impl Sync for Slot {}
 // SAFETY: as above; a Connection may be dropped by any thread.
 unsafe impl Send for Slot {}
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("users", &self.users).field("fds", &self.fds).finish_non_exhaustive()
+        f.debug_struct("Slot").field("holds", &self.holds).finish_non_exhaustive()
     }
 }
 
@@ -86,7 +91,7 @@ pub(crate) struct Call {
 impl Call {
     /// The connection.
     pub(crate) fn connection(&self) -> &'static Connection {
-        // SAFETY: `users` is above zero and the slot was in the table after that, so it stays alive.
+        // SAFETY: counted in `holds` and the slot was in the table after that, so it stays alive.
         unsafe { self.slot.connection() }
     }
 
@@ -105,7 +110,7 @@ impl Call {
             return false;
         }
         errno::keep(|| {
-            connection.approach(fd, || self.slot.users.load(Ordering::SeqCst) == 1);
+            connection.approach(fd, || self.slot.holds.load(Ordering::SeqCst) % FD == USER);
             if connection.is_active() {
                 log::info!("fd {fd}: shared memory");
                 ops::epoll::became_active(self.slot);
@@ -124,12 +129,12 @@ impl Drop for Call {
 impl Slot {
     /// Counts the caller in; it knows that the slot is alive.
     pub(crate) fn join(&'static self) -> Call {
-        self.users.fetch_add(1, Ordering::SeqCst);
+        self.holds.fetch_add(USER, Ordering::SeqCst);
         Call { slot: self }
     }
 
     /// # Safety
-    /// The slot is alive and stays so: the caller is counted in `users` or `fds`.
+    /// The slot is alive and stays so: the caller is counted in `holds`.
     pub(crate) unsafe fn connection(&self) -> &'static Connection {
         // SAFETY: alive, so initialized, and shared references only.
         let connection = unsafe { &*self.connection.get() };
@@ -139,28 +144,31 @@ impl Slot {
 
     /// Counts the caller in, which must [`Self::leave`]. `None` if nothing is open here.
     fn count_in(&self) -> Option<&'static Connection> {
-        self.users.fetch_add(1, Ordering::SeqCst);
-        let open = self.alive.load(Ordering::SeqCst) && self.fds.load(Ordering::SeqCst) > 0;
+        let held = self.holds.fetch_add(USER, Ordering::SeqCst);
+        let open = is_alive(self.life.load(Ordering::SeqCst)) && held >= FD;
         // SAFETY: alive after this thread had counted itself in.
         open.then(|| unsafe { self.connection() })
     }
 
     fn leave(&'static self) {
-        if self.users.fetch_sub(1, Ordering::SeqCst) == 1 && self.fds.load(Ordering::SeqCst) == 0 {
-            self.retire();
+        // Before it leaves: afterwards the slot may be another connection's.
+        let life = self.life.load(Ordering::SeqCst);
+        if self.holds.fetch_sub(USER, Ordering::SeqCst) == USER {
+            errno::keep(|| self.retire(life));
         }
     }
 
-    /// Ends the connection in this process once nobody uses it any more.
+    /// Ends the connection of this `life` in this process once nobody uses it any more.
     #[cold]
-    fn retire(&'static self) {
+    fn retire(&'static self, life: u32) {
         let _uninterrupted = Uninterrupted::begin();
-        if !self.alive.swap(false, Ordering::SeqCst) {
+        let ends = || self.life.compare_exchange(life, life + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if !is_alive(life) || !ends() {
             return;
         }
-        // SAFETY: `alive` was true until this very call, and no one else gets past it.
+        // SAFETY: it was alive until this very call, and no one else gets past it.
         let connection = unsafe { &*self.connection.get() };
-        // SAFETY: initialized while `alive`, and read out only here.
+        // SAFETY: initialized while alive, and read out only here.
         let connection = unsafe { connection.assume_init_read() };
         let block = connection.block;
         drop(connection);
@@ -171,6 +179,10 @@ impl Slot {
             free.push(self);
         }
     }
+}
+
+fn is_alive(life: u32) -> bool {
+    life % 2 == 1
 }
 
 static SLOTS: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
@@ -283,7 +295,7 @@ fn enter_slot(cell: &AtomicUsize, word: usize) -> Entering {
         return Entering::Nothing;
     }
     let Some(Entry::Connection(slot)) = decode(word) else { return Entering::Nothing };
-    slot.users.fetch_add(1, Ordering::SeqCst);
+    slot.holds.fetch_add(USER, Ordering::SeqCst);
     if cell.load(Ordering::SeqCst) == word {
         return Entering::Inside(Call { slot });
     }
@@ -311,26 +323,24 @@ fn grow_up(fd: i32, young: Young) {
         let nonblocking =
             rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
         let connection = Connection::new(block, young.port(), nonblocking);
-        if ops::process::has_io_uring() {
-            connection.pin(thallus_transport::reason::Reason::IoUring);
-        }
         let slot = take_slot();
         // SAFETY: the slot came from the free list (or is new), so nobody reads its connection.
         unsafe { (*slot.connection.get()).write(connection) };
         slot.used.store(young.is_used(), Ordering::Relaxed);
         slot.last.store(false, Ordering::Relaxed);
-        slot.fds.store(1, Ordering::Relaxed);
-        slot.alive.store(true, Ordering::Release);
-        let (sent, received) = young.bytes(fd);
-        block.tcp_sent.store(sent, Ordering::Relaxed);
-        block.tcp_received.store(received, Ordering::Relaxed);
+        // Counted in here, too. Whoever still looks at the slot's last connection comes and goes.
+        slot.holds.fetch_add(FD + USER, Ordering::SeqCst);
+        slot.life.fetch_add(1, Ordering::SeqCst);
         block.calls.store(young.calls(), Ordering::Relaxed);
-        if !young.becomes(slot, &slot.users, fd) {
-            slot.users.fetch_add(1, Ordering::SeqCst);
-            slot.fds.store(0, Ordering::SeqCst);
+        if !young.becomes(slot, fd) {
+            slot.holds.fetch_sub(FD, Ordering::SeqCst);
             slot.last.store(block.release(process::id()), Ordering::SeqCst);
-            slot.leave();
+        } else if ops::process::has_io_uring() {
+            // Set up meanwhile by a thread that did not see this one.
+            // SAFETY: counted in.
+            unsafe { slot.connection() }.pin(Reason::IoUring);
         }
+        slot.leave();
     });
 }
 
@@ -345,6 +355,16 @@ pub(crate) fn is_connection(fd: i32) -> bool {
 /// Notes that `fd` is a TCP socket that the program has just made.
 pub(crate) fn add_socket(fd: i32) {
     put(fd, SOCKET);
+}
+
+/// Notes that `fd` is something new that is none of ours.
+pub(crate) fn add_other(fd: i32) {
+    if let Some(cell) = cell(fd)
+        && cell.load(Ordering::Relaxed) != 0
+        && !is_borrowed()
+    {
+        errno::keep(|| forget(cell.swap(0, Ordering::SeqCst), fd, false));
+    }
 }
 
 /// Whether `fd` is a TCP socket that has not connected.
@@ -373,7 +393,7 @@ pub(crate) fn add_epoll_set(fd: i32) -> Option<&'static Set> {
 }
 
 fn put(fd: i32, word: usize) -> bool {
-    let Some(cell) = cell(fd) else { return false };
+    let Some(cell) = cell(fd).filter(|_| !is_borrowed()) else { return false };
     if HIGHEST.load(Ordering::Relaxed) <= fd as usize {
         HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
     }
@@ -459,20 +479,23 @@ fn forget(word: usize, fd: i32, open: bool) {
     match decode(word) {
         None | Some(Entry::Young) => {}
         Some(Entry::Connection(slot)) => {
-            if slot.fds.fetch_sub(1, Ordering::SeqCst) != 1 {
+            // Before the last descriptor goes: whoever leaves after that ends the connection.
+            let held = slot.holds.fetch_add(USER, Ordering::SeqCst);
+            debug_assert!(held >= FD);
+            if slot.holds.fetch_sub(FD, Ordering::SeqCst) / FD != 1 {
                 let other = descriptors()
                     .find(|&other| cell(other).is_some_and(|cell| cell.load(Ordering::Relaxed) == word));
                 if let Some(other) = other {
                     ops::epoll::renamed(slot, fd, other);
                 }
+                slot.leave();
                 return;
             }
-            slot.users.fetch_add(1, Ordering::SeqCst);
             // SAFETY: counted in, and `fds` was above zero until just now.
             let connection = unsafe { slot.connection() };
             if !ops::epoll::closed(slot) {
                 // Some set still knows the slot: counted in for ever, it is never used again.
-                slot.users.fetch_add(1, Ordering::SeqCst);
+                slot.holds.fetch_add(USER, Ordering::SeqCst);
             }
             let last = connection.block.release(process::id());
             if last {
@@ -532,8 +555,8 @@ pub(crate) fn hold(old: i32) -> Option<Held> {
     match decode(word)? {
         Entry::Young | Entry::Connection(_) => {
             let call = enter(old)?;
-            let more = |fds: u32| (fds > 0).then_some(fds + 1);
-            call.slot.fds.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
+            let more = |held: u64| (held >= FD).then_some(held + FD);
+            call.slot.holds.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
             return Some(Held { word: std::ptr::from_ref(call.slot).expose_provenance() });
         }
         Entry::Listener(listener) => {
@@ -547,7 +570,7 @@ pub(crate) fn hold(old: i32) -> Option<Held> {
 /// Every descriptor that has an entry now.
 pub(crate) fn descriptors() -> impl Iterator<Item = i32> {
     (0..HIGHEST.load(Ordering::SeqCst))
-        .filter(|&fd| !matches!(TABLE[fd].load(Ordering::Relaxed), 0 | SOCKET))
+        .filter(|&fd| TABLE[fd].load(Ordering::Relaxed) != 0)
         .map(|fd| fd as i32)
 }
 
@@ -566,9 +589,8 @@ fn take_slot() -> &'static Slot {
         return slot;
     }
     let slot: &'static Slot = Box::leak(Box::new(Slot {
-        users: AtomicU32::new(0),
-        fds: AtomicU32::new(0),
-        alive: AtomicBool::new(false),
+        holds: AtomicU64::new(0),
+        life: AtomicU32::new(0),
         kicked: AtomicBool::new(false),
         used: AtomicBool::new(false),
         last: AtomicBool::new(false),
@@ -581,7 +603,7 @@ fn take_slot() -> &'static Slot {
 }
 
 fn allocate(role: Role, fd: i32) -> Option<&'static Block> {
-    let mut chunks = CHUNKS.lock().ok()?;
+    let chunks = CHUNKS.lock().ok()?;
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
     let from = |chunk: &'static Chunk| chunk.allocate(role, process::id(), fd as u32, now_ns);
@@ -591,19 +613,22 @@ fn allocate(role: Role, fd: i32) -> Option<&'static Block> {
     if chunks.iter().map(|chunk| chunk.sweep()).sum::<usize>() > 0 {
         return chunks.iter().find_map(|chunk| from(chunk));
     }
-    let chunk = Chunk::create(place).ok()?;
-    let chunk: &'static Chunk = Box::leak(Box::new(chunk));
-    chunks.push(chunk);
-    from(chunk)
+    drop(chunks);
+    from(add_chunk()?)
+}
+
+/// Makes one more chunk. Without the lock: what it closes on the way comes back to this table.
+fn add_chunk() -> Option<&'static Chunk> {
+    let chunk: &'static Chunk = Box::leak(Box::new(Chunk::create(place).ok()?));
+    CHUNKS.lock().ok()?.push(chunk);
+    Some(chunk)
 }
 
 /// Makes the first chunk, now that there is a connection: later there might not be the descriptor, or the memory.
 pub(crate) fn prepare() {
     errno::keep(|| {
         let _uninterrupted = Uninterrupted::begin();
-        if let (Ok(mut chunks), Ok(chunk)) = (CHUNKS.lock(), Chunk::create(place)) {
-            chunks.push(Box::leak(Box::new(chunk)));
-        }
+        add_chunk();
     });
 }
 
@@ -688,20 +713,21 @@ impl Quiet {
             }
         }
         for slot in self.slots.iter() {
-            slot.users.store(0, Ordering::SeqCst);
+            slot.holds.fetch_and(!(FD - 1), Ordering::SeqCst);
             slot.used.store(false, Ordering::Relaxed);
         }
     }
 }
 
-/// Locks the table's lists for a fork. Every connection is grown up by then: only a block has holders.
+/// Makes every young connection grow up: only a block has holders.
+pub(crate) fn grow_all_up() {
+    for_each_young(grow_up);
+}
+
+/// Locks the table's lists for a fork. Every connection is grown up by then.
 pub(crate) fn quiesce() -> Option<Quiet> {
     let uninterrupted = Uninterrupted::begin();
-    descriptors().for_each(|fd| {
-        if let Some(young) = cell(fd).and_then(|cell| Young::of(cell.load(Ordering::SeqCst))) {
-            grow_up(fd, young);
-        }
-    });
+    grow_all_up();
     let epoll = ops::epoll::quiesce();
     // Before the slots, as `stats::write` does.
     let totals = stats::quiesce()?;
@@ -760,6 +786,33 @@ pub(crate) fn place(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     }
     LOWEST_INTERNAL.fetch_min(high.as_raw_fd(), Ordering::Relaxed);
     Ok(high)
+}
+
+/// Whether there never was an entry, nor a descriptor of this library's.
+pub(crate) fn is_empty() -> bool {
+    HIGHEST.load(Ordering::Relaxed) == 0 && LOWEST_INTERNAL.load(Ordering::Relaxed) == i32::MAX
+}
+
+/// The highest descriptor that the program has open; −1 if /proc does not tell.
+pub(crate) fn highest_of_program() -> i32 {
+    let _uninterrupted = Uninterrupted::begin();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(folder) = rustix::fs::open("/proc/self/fd", flags, Mode::empty()) else { return -1 };
+    let mut room = [MaybeUninit::uninit(); 4096];
+    let mut entries = rustix::fs::RawDir::new(&folder, &mut room);
+    let mut highest = -1;
+    while let Some(Ok(entry)) = entries.next() {
+        let fd = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()).unwrap_or(-1);
+        if fd > highest && fd != folder.as_raw_fd() && !is_internal(fd) {
+            highest = fd;
+        }
+    }
+    highest
+}
+
+/// Most descriptors that the process may have open (`RLIMIT_NOFILE`).
+pub(crate) fn most_descriptors() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 static LOWEST_INTERNAL: AtomicI32 = AtomicI32::new(i32::MAX);

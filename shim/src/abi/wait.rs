@@ -14,12 +14,16 @@ fn millis(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
+/// As many descriptors as every process may have.
+const FEW: nfds_t = 64;
+
 /// The program's array of descriptors.
 ///
 /// # Safety
 /// `fds` is null or writable for `count` entries.
 unsafe fn entries<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
-    if fds.is_null() {
+    // More than may be open: the kernel refuses it unseen.
+    if fds.is_null() || (count > FEW && count > table::most_descriptors()) {
         return &mut [];
     }
     // SAFETY: the caller's promise.
@@ -108,6 +112,7 @@ pub unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    let count = selecting::within(count);
     // SAFETY: null or the program's own time.
     let limit = match unsafe { timeout.as_ref() } {
         None => Ok(None),
@@ -154,6 +159,7 @@ pub unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    let count = selecting::within(count);
     // SAFETY: null or the program's own time.
     let limit = unsafe { timeout.as_ref() }.map(|time| poll::from_timespec(*time)).transpose();
     // SAFETY: the program's own sets.

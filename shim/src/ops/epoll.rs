@@ -46,7 +46,7 @@ const KERNEL_GLANCE: Duration = Duration::from_micros(20);
 
 /// The program made an epoll set.
 pub(crate) fn created(epfd: i32) {
-    if epfd >= 0 && crate::config::enabled() {
+    if epfd >= 0 && crate::config::enabled() && !table::is_borrowed() {
         errno::keep(|| table::add_epoll_set(epfd));
     }
 }

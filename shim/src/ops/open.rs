@@ -11,8 +11,13 @@ pub(crate) fn created(fd: i32, domain: i32, kind: i32, protocol: i32) {
     let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
     let internet = matches!(domain, libc::AF_INET | libc::AF_INET6);
     // The kernel's choice of a protocol for a stream is TCP.
-    if stream && internet && matches!(protocol, 0 | libc::IPPROTO_TCP) && config::enabled() {
+    if !config::enabled() {
+        return;
+    }
+    if stream && internet && matches!(protocol, 0 | libc::IPPROTO_TCP) {
         table::add_socket(fd);
+    } else {
+        table::add_other(fd);
     }
 }
 

@@ -4,11 +4,11 @@
 //! child runs in its parent's memory, so hooks must change nothing there ([`is_stranger`]).
 
 use std::cell::{Cell, UnsafeCell};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use thallus_transport::process;
 use thallus_transport::reason::Reason;
+use thallus_transport::uninterrupted::Uninterrupted;
 
 use crate::ops::stream;
 use crate::table::{self, Quiet};
@@ -43,20 +43,43 @@ static UNSEEN_CHILDREN: AtomicBool = AtomicBool::new(false);
 
 /// The program is about to make a child in a way that runs no fork handlers.
 pub(crate) fn before_unseen_child() {
-    UNSEEN_CHILDREN.store(true, Ordering::SeqCst);
+    if config::enabled() {
+        errno::keep(|| {
+            UNSEEN_CHILDREN.store(true, Ordering::SeqCst);
+            table::grow_all_up();
+        });
+    }
 }
 
 /// Has fork(2) tell us, from the first connection on.
 pub(crate) fn watch_forks() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // Known since before some fork, perhaps.
-        process::forked();
-        HOME.store(process::id(), Ordering::SeqCst);
-        table::prepare();
-        // SAFETY: the handlers live as long as this library, which is never unloaded.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-    });
+    if !WATCHING.load(Ordering::Acquire) {
+        begin_to_watch();
+    }
+}
+
+/// Whether the fork handlers are there.
+static WATCHING: AtomicBool = AtomicBool::new(false);
+
+/// Nobody waits for the thread that does it: it may be the one that a signal handler has interrupted, or that a fork has
+/// left behind in the parent.
+#[cold]
+fn begin_to_watch() {
+    /// The process in which a thread is at it.
+    static BY: AtomicU32 = AtomicU32::new(0);
+    let _uninterrupted = Uninterrupted::begin();
+    let home = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
+    let before = BY.load(Ordering::SeqCst);
+    if before == home || BY.compare_exchange(before, home, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        return;
+    }
+    // Known since before some fork, perhaps.
+    process::forked();
+    HOME.store(home, Ordering::SeqCst);
+    // SAFETY: the handlers live as long as this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    WATCHING.store(true, Ordering::Release);
+    table::prepare();
 }
 
 extern "C" fn before_fork() {

@@ -6,7 +6,7 @@ use libc::{fd_set, pollfd, sigset_t};
 use rustix::io::Errno;
 
 use crate::ops::poll;
-use crate::table;
+use crate::{errno, table};
 
 const BITS: usize = libc::c_long::BITS as usize;
 const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
@@ -91,6 +91,16 @@ impl Sets {
         }
         bits
     }
+}
+
+/// As many descriptors of `count` as the kernel would look at if this library had none: it stops at the size of the
+/// process's table, and programs that ask for `getdtablesize()` of them count on that, with sets that are no larger
+/// than `FD_SETSIZE`.
+pub(crate) fn within(count: i32) -> i32 {
+    if count <= libc::FD_SETSIZE as i32 || table::is_empty() {
+        return count;
+    }
+    count.min(errno::keep(table::highest_of_program).max(libc::FD_SETSIZE as i32 - 1) + 1)
 }
 
 /// Waits as pselect(2) does.

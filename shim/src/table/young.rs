@@ -10,13 +10,13 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use thallus_transport::arena::Role;
+use thallus_transport::arena::{Block, Role};
 use thallus_transport::reason::Reason;
 use thallus_transport::settings::settings;
 use thallus_transport::uninterrupted::Uninterrupted;
 
-use super::{LIMIT, Slot, TABLE, TAG, YOUNG, cell, grow_up};
-use crate::ops;
+use super::{LIMIT, Slot, TABLE, TAG, USER, YOUNG, cell, grow_up};
+use crate::{errno, ops};
 
 /// Calls after which a connection is worth a slot, if it is not to leave TCP before.
 const ADULT: usize = 4;
@@ -97,22 +97,23 @@ impl Young {
         (bytes & 0xffff_ffff, bytes >> 32)
     }
 
-    /// Turns the entry of `fd` into `slot`, whose `users` the visits become. False if it is no longer this connection's.
-    pub(super) fn becomes(self, slot: &'static Slot, users: &AtomicU32, fd: i32) -> bool {
+    /// Turns the entry of `fd` into `slot`, in which the visits are counted on. False if it is no longer this connection's.
+    pub(super) fn becomes(self, slot: &'static Slot, fd: i32) -> bool {
         let Some(cell) = cell(fd) else { return false };
         let Ok(mut moved) = MOVED.lock() else { return false };
         let adult = std::ptr::from_ref(slot).expose_provenance();
         let mut now = self;
         loop {
-            // Whoever still looks at the slot's last connection counts itself in and out.
-            users.fetch_add(now.visits(), Ordering::SeqCst);
+            slot.holds.fetch_add(u64::from(now.visits()) * USER, Ordering::SeqCst);
             match cell.compare_exchange(now.0, adult, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => {
                     moved.extend((0..now.visits()).map(|_| (self.generation(), slot)));
+                    // SAFETY: the caller is counted in.
+                    drain(fd, unsafe { slot.connection() }.block);
                     return true;
                 }
                 Err(word) => {
-                    users.fetch_sub(now.visits(), Ordering::SeqCst);
+                    slot.holds.fetch_sub(u64::from(now.visits()) * USER, Ordering::SeqCst);
                     match Self::of(word).filter(|other| other.generation() == self.generation()) {
                         Some(other) => now = other,
                         None => return false,
@@ -130,12 +131,8 @@ impl Young {
     fn visited(self) -> Option<Self> {
         let adult = ADULT.min(settings().upgrade_after as usize);
         let calls = (self.0 & CALLS) / CALL;
-        // With others inside it would have to ask them; they will have left before long, or it takes many calls.
-        if (calls + 1 >= adult && self.visits() == 0) || self.0 & VISITS == VISITS {
-            return None;
-        }
-        let call = if self.0 & CALLS == CALLS { 0 } else { CALL };
-        Some(Self((self.0 | USED) + call + VISIT))
+        let room = self.0 & VISITS != VISITS;
+        (calls + 1 < adult && room).then_some(Self((self.0 | USED) + CALL + VISIT))
     }
 
     /// Why it stayed on TCP, if it ends now.
@@ -155,8 +152,15 @@ impl Young {
 /// Application bytes of young connections: sent in the lower half, received in the upper.
 static BYTES: [AtomicU64; LIMIT] = [const { AtomicU64::new(0) }; LIMIT];
 
-/// Most that one call adds to them: three such fit.
+/// More of them in one direction make a connection grow up: what one call adds then still fits.
 const MOST_BYTES: u64 = 1 << 30;
+
+/// Moves the bytes of a connection that has grown up to its block. Under the lock of [`MOVED`].
+fn drain(fd: i32, block: &Block) {
+    let bytes = BYTES[fd as usize].swap(0, Ordering::SeqCst);
+    block.tcp_sent.fetch_add(bytes & 0xffff_ffff, Ordering::Relaxed);
+    block.tcp_received.fetch_add(bytes >> 32, Ordering::Relaxed);
+}
 
 /// Visits to connections that have grown up since: generation and slot, one entry for each.
 static MOVED: Mutex<Vec<(u32, &'static Slot)>> = Mutex::new(Vec::new());
@@ -197,48 +201,42 @@ impl Visit {
 
     /// The connection is no longer young.
     #[cold]
-    fn leave_moved(&self) {
+    fn leave_moved(&self, cell: &AtomicUsize) {
         let _uninterrupted = Uninterrupted::begin();
-        let slot = MOVED.lock().ok().and_then(|mut moved| {
-            let index = moved.iter().position(|(generation, _)| *generation == self.generation)?;
-            Some(moved.swap_remove(index).1)
-        });
+        let Ok(mut moved) = MOVED.lock() else { return };
+        let index = moved.iter().position(|(generation, _)| *generation == self.generation);
         // None: it was closed meanwhile.
-        if let Some(slot) = slot {
-            // SAFETY: this visit is counted in the slot's users until `leave`.
-            let block = unsafe { slot.connection() }.block;
-            block.tcp_sent.fetch_add(self.sent, Ordering::Relaxed);
-            block.tcp_received.fetch_add(self.received, Ordering::Relaxed);
-            slot.leave();
+        let Some((_, slot)) = index.map(|index| moved.swap_remove(index)) else { return };
+        if cell.load(Ordering::SeqCst) == std::ptr::from_ref(slot).addr() {
+            // SAFETY: this visit is counted in the slot's holds until `leave`.
+            drain(self.fd, unsafe { slot.connection() }.block);
         }
+        drop(moved);
+        slot.leave();
     }
 }
 
 impl Drop for Visit {
     fn drop(&mut self) {
         let cell = &TABLE[self.fd as usize];
-        let counter = &BYTES[self.fd as usize];
+        let ours = |word: usize| Young::of(word).filter(|young| young.generation() == self.generation);
         let mut word = cell.load(Ordering::SeqCst);
-        if self.sent.max(self.received) > MOST_BYTES
-            && let Some(young) = Young::of(word).filter(|young| young.generation() == self.generation)
-        {
-            grow_up(self.fd, young);
-            word = cell.load(Ordering::SeqCst);
-        }
-        let bytes = self.sent | self.received << 32;
-        while let Some(young) = Young::of(word).filter(|young| young.generation() == self.generation) {
-            // Before the visit ends: whoever makes it grow up then finds all of its bytes.
-            if bytes != 0 {
-                counter.fetch_add(bytes, Ordering::SeqCst);
+        if self.sent | self.received != 0 && (ours(word).is_some() || word & TAG == 0) {
+            // Before the visit ends, and once: whoever makes it grow up takes them, now or when this visit has left.
+            let before = BYTES[self.fd as usize].fetch_add(self.sent | self.received << 32, Ordering::SeqCst);
+            let much = (before & 0xffff_ffff) + self.sent > MOST_BYTES
+                || (before >> 32) + self.received > MOST_BYTES;
+            if much && let Some(young) = ours(word) {
+                grow_up(self.fd, young);
+                word = cell.load(Ordering::SeqCst);
             }
+        }
+        while let Some(young) = ours(word) {
             match cell.compare_exchange(word, young.0 - VISIT, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return,
                 Err(now) => word = now,
             }
-            if bytes != 0 {
-                counter.fetch_sub(bytes, Ordering::SeqCst);
-            }
         }
-        self.leave_moved();
+        errno::keep(|| self.leave_moved(cell));
     }
 }
