@@ -1,0 +1,206 @@
+/* Things that only C programs do: each prints what happened, on a connection within the process. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int client, server;
+static struct sockaddr_in address;
+static int listener;
+
+static void check(int good, const char *what)
+{
+	if (!good) {
+		perror(what);
+		exit(1);
+	}
+}
+
+static void listens(void)
+{
+	socklen_t length = sizeof address;
+
+	address.sin_family = AF_INET;
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	listener = socket(AF_INET, SOCK_STREAM, 0);
+	check(bind(listener, (struct sockaddr *)&address, sizeof address) == 0, "bind");
+	check(listen(listener, 10) == 0, "listen");
+	check(getsockname(listener, (struct sockaddr *)&address, &length) == 0, "getsockname");
+}
+
+static void connects(void)
+{
+	client = socket(AF_INET, SOCK_STREAM, 0);
+	check(connect(client, (struct sockaddr *)&address, sizeof address) == 0, "connect");
+	server = accept(listener, NULL, NULL);
+	check(server >= 0, "accept");
+}
+
+static void exchanges(int rounds)
+{
+	char byte = 'x';
+
+	for (int round = 0; round < rounds; round++) {
+		check(write(client, &byte, 1) == 1 && read(server, &byte, 1) == 1, "request");
+		check(write(server, &byte, 1) == 1 && read(client, &byte, 1) == 1, "answer");
+	}
+}
+
+static sigjmp_buf back;
+
+static void jumps(int number)
+{
+	(void)number;
+	siglongjmp(back, 1);
+}
+
+static void exits(int number)
+{
+	(void)number;
+	pthread_exit((void *)7);
+}
+
+static void *leaves_a_read(void *unused)
+{
+	char byte;
+
+	(void)unused;
+	if (sigsetjmp(back, 1) == 0)
+		read(server, &byte, 1);
+	pthread_exit((void *)7);
+}
+
+static void *reads(void *unused)
+{
+	char byte;
+
+	(void)unused;
+	return (void *)(long)read(server, &byte, 1);
+}
+
+/* A thread that sleeps in its first read, or after many, gets a signal. */
+static void interrupted(void *(*body)(void *), void (*handler)(int))
+{
+	for (int warm = 0; warm <= 50; warm += 50) {
+		pthread_t thread;
+		void *result = NULL;
+
+		signal(SIGUSR1, handler);
+		connects();
+		exchanges(warm);
+		check(pthread_create(&thread, NULL, body, NULL) == 0, "pthread_create");
+		usleep(100000);
+		check(pthread_kill(thread, SIGUSR1) == 0, "pthread_kill");
+		check(pthread_join(thread, &result) == 0, "pthread_join");
+		printf("joined %ld\n", (long)result);
+		exchanges(50);
+		close(client);
+		close(server);
+	}
+}
+
+/* The kernel looks no further than its own table, whatever the number says. */
+static void selects_and_polls(void)
+{
+	char *pages = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	fd_set *set = (fd_set *)(pages + 4096 - sizeof(fd_set));
+	struct pollfd *list = (struct pollfd *)(pages + 4096 - sizeof(struct pollfd));
+	int ends[2];
+
+	check(pages != MAP_FAILED && mprotect(pages + 4096, 4096, PROT_NONE) == 0, "mprotect");
+	connects();
+	exchanges(50);
+	check(write(client, "x", 1) == 1, "write");
+	FD_ZERO(set);
+	FD_SET(server, set);
+	printf("select %d, ", select(1 << 20, set, NULL, NULL, NULL));
+	printf("set %d\n", FD_ISSET(server, set) != 0);
+	check(pipe(ends) == 0 && write(ends[1], "x", 1) == 1, "pipe");
+	FD_ZERO(set);
+	FD_SET(ends[0], set);
+	printf("select %d, ", select(20000, set, NULL, NULL, NULL));
+	printf("set %d\n", FD_ISSET(ends[0], set) != 0);
+	list->fd = server;
+	list->events = POLLIN;
+	printf("poll %d, ", poll(list, 0x7fffffff, 0));
+	printf("%s\n", strerror(errno));
+}
+
+/* A child that no fork handler sees closes what it inherited, and makes a socket of the same number. */
+static void cloned(void)
+{
+	for (int warm = 1; warm <= 51; warm += 50) {
+		int status = -1;
+		pid_t child;
+
+		connects();
+		exchanges(warm);
+		child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+		check(child >= 0, "clone");
+		if (child == 0) {
+			close(client);
+			check(socket(AF_INET, SOCK_STREAM, 0) == client, "socket");
+			_exit(0);
+		}
+		check(waitpid(child, &status, 0) == child, "waitpid");
+		printf("child %d\n", status);
+		exchanges(50);
+		for (int count = 0; count < 3; count++) {
+			int ends[] = {client, server};
+
+			connects();
+			exchanges(count ? 50 : 3);
+			client = ends[0];
+			server = ends[1];
+			exchanges(50);
+		}
+	}
+}
+
+/* A number that was a TCP socket's becomes another's, unseen. */
+static void numbers_again(void)
+{
+	struct sockaddr_in other = {.sin_family = AF_INET, .sin_port = htons(9), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	check(fd >= 0 && syscall(SYS_close_range, fd, fd, 0) == 0, "close_range");
+	check(socket(AF_INET, SOCK_DGRAM, 0) == fd, "socket");
+	check(connect(fd, (struct sockaddr *)&other, sizeof other) == 0, "connect");
+	for (int count = 0; count < 20; count++)
+		send(fd, "x", 1, 0);
+	printf("sent\n");
+}
+
+int main(int argc, char **argv)
+{
+	setvbuf(stdout, NULL, _IONBF, 0);
+	signal(SIGPIPE, SIG_IGN);
+	alarm(60);
+	check(argc == 2, "usage");
+	listens();
+	if (strcmp(argv[1], "leaves-a-read") == 0)
+		interrupted(leaves_a_read, jumps);
+	else if (strcmp(argv[1], "exits-in-a-handler") == 0)
+		interrupted(reads, exits);
+	else if (strcmp(argv[1], "selects-and-polls") == 0)
+		selects_and_polls();
+	else if (strcmp(argv[1], "cloned") == 0)
+		cloned();
+	else if (strcmp(argv[1], "numbers-again") == 0)
+		numbers_again();
+	else
+		return 2;
+	return 0;
+}
