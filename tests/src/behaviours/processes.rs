@@ -27,6 +27,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("child_exits_with_its_copy", child_exits, echoes).alone(SHARED),
     Behaviour::connected("child_is_killed_with_its_copy", child_killed, echoes).alone(SHARED),
     Behaviour::connected("end_only_after_the_child", end_after_child, notes_the_end).alone(SHARED),
+    Behaviour::connected("eight_children_at_once", eight_children, echoes).alone(SHARED),
     Behaviour::connected("fifty_children_in_turn", fifty_children, echoes).alone(SHARED),
     Behaviour::connected("killed_in_the_middle_of_sends", killed_in_sends, counts_two_kinds)
         .alone(&["unseen-bytes"])
@@ -284,6 +285,43 @@ fn fifty_children(_side: &Side, fd: Fd) {
     });
     request_echoes(fd, 2, 300);
     say!("50 children");
+}
+
+/// More processes have the connection than are remembered one by one; each uses it while the others live.
+fn eight_children(_side: &Side, fd: Fd) {
+    let children: Vec<_> = quietly(|| {
+        (0..8)
+            .map(|_| {
+                let turn = calls::pipe().expect("pipe");
+                let done = calls::pipe().expect("pipe");
+                let child = fork(Leave::Exit, || {
+                    calls::close(turn.1).expect("close");
+                    for _ in 0..2 {
+                        calls::read(turn.0, 1).expect("read");
+                        request_echoes(fd, 3, 300);
+                        calls::write(done.1, b"x").expect("write");
+                    }
+                    calls::read(turn.0, 1).expect("read");
+                });
+                (child, turn, done)
+            })
+            .collect()
+    });
+    for _ in 0..2 {
+        for (_, turn, done) in &children {
+            quietly(|| {
+                calls::write(turn.1, b"x").expect("write");
+                calls::read(done.0, 1).expect("read");
+            });
+            request_echoes(fd, 1, 300);
+        }
+    }
+    for (child, turn, _) in children {
+        quietly(|| calls::write(turn.1, b"x")).expect("write");
+        child.wait_for_success();
+        request_echoes(fd, 1, 300);
+    }
+    say!("8 children");
 }
 
 const KILLS: usize = 20;
