@@ -1,13 +1,14 @@
 //! Threads that share a connection.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use super::peers::{demand, echo, request_echoes, send_all, sends_on_demand, stop};
 use super::{Behaviour, Tally};
-use crate::calls::{self, Fd, Leave, fork, quietly};
+use crate::calls::{self, Errno, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{
-    Pattern, Side, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern, while_blocked,
+    Pattern, Side, listening_port, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern,
+    while_blocked,
 };
 
 pub(super) const ALL: &[Behaviour] = &[
@@ -25,6 +26,9 @@ pub(super) const ALL: &[Behaviour] = &[
         sends_late,
         Tally::Upgraded(1),
     ),
+    Behaviour::whole("closes_while_another_reads", closes_under_reads, nothing, Tally::Upgraded(0))
+        .tally(Tally::Total(2 * CLOSES), Tally::Upgraded(0))
+        .by_itself(),
     Behaviour::connected("blocked_writer_and_blocked_reader", blocked_both_ways, unblocks),
 ];
 
@@ -217,6 +221,48 @@ fn sends_late(side: &Side) {
     }
     say!("echoed {}", echo(fd));
 }
+
+const CLOSES: u64 = 300;
+
+/// A thread reads without waiting until it is told that there is nothing to read from; another closes beside it.
+fn closes_under_reads(side: &Side) {
+    let listener = side.listen_quietly();
+    let destination = side.family.loopback(listening_port(listener));
+    let (open, done) = (AtomicI32::new(-1), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                let fd = open.load(Ordering::SeqCst);
+                if fd >= 0 && quietly(|| calls::recv(fd, 1, libc::MSG_DONTWAIT)) == Err(Errno::EBADF) {
+                    open.store(-1, Ordering::SeqCst);
+                }
+            }
+        });
+        quietly(|| {
+            for _ in 0..CLOSES {
+                let client = side.connect_to(destination);
+                let server = side.accept(listener);
+                for _ in 0..20 {
+                    send_all(client, b"x");
+                    receive_exactly(server, 1);
+                    send_all(server, b"y");
+                    receive_exactly(client, 1);
+                }
+                open.store(client, Ordering::SeqCst);
+                std::thread::yield_now();
+                calls::close(client).expect("close");
+                while open.load(Ordering::SeqCst) >= 0 {
+                    std::thread::yield_now();
+                }
+                calls::close(server).expect("close");
+            }
+        });
+        done.store(true, Ordering::SeqCst);
+    });
+    say!("{CLOSES} closes");
+}
+
+fn nothing(_side: &Side) {}
 
 /// One thread sleeps for room while another sleeps for data; each is woken by what it waits for.
 fn blocked_both_ways(side: &Side, fd: Fd) {
