@@ -1,32 +1,36 @@
 //! Which file descriptors are ours: one array load tells that one is not.
 //!
 //! An entry is a [`Young`] connection, or a tagged pointer to a [`Slot`] (a connection that has done more than a few
-//! calls), a [`Listener`] or an epoll set. Slots are
-//! recycled, never freed, so that a thread that loaded a pointer which another thread then closed finds a
-//! slot all the same: it counts itself in, looks at the entry again, and goes away if it has changed.
+//! calls), a [`Listener`] or an epoll set. Slots are recycled, never freed, so that a thread that loaded a pointer which
+//! another thread then closed finds a slot all the same: it counts itself in, looks at the entry again, and goes away
+//! if it has changed.
 
+mod blocks;
+mod fork;
+mod internal;
+mod slot;
 mod young;
 
-use std::cell::UnsafeCell;
-use std::fmt;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustix::fd::BorrowedFd;
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
-use thallus_transport::arena::{Block, Chunk, Role, flag};
+use thallus_transport::arena::{Block, Role, flag};
 use thallus_transport::connection::Connection;
 use thallus_transport::reason::Reason;
 use thallus_transport::uninterrupted::Uninterrupted;
 use thallus_transport::{process, rendezvous, tcp};
 
-use self::young::Visit;
+pub(crate) use self::blocks::prepare;
+pub(crate) use self::fork::{Quiet, grow_all_up, quiesce};
+pub(crate) use self::internal::{highest_of_program, internal_fds, is_internal, most_descriptors, place};
+pub(crate) use self::slot::{Call, Slot, for_each, patiently};
+use self::slot::{FD, USER};
 pub(crate) use self::young::Young;
+use self::young::{Refusal, Visit};
 use crate::ops::epoll::Set;
-use crate::{config, errno, log, ops, stats};
+use crate::{config, errno, ops, stats};
 
 /// Descriptors from here on are never ours; Linux allows so many by default (`fs.nr_open`).
 const LIMIT: usize = 1 << 20;
@@ -42,37 +46,6 @@ const YOUNG: usize = 3;
 /// A TCP socket, unconnected: no young connection's entry, whose generation is never 0.
 const SOCKET: usize = YOUNG;
 
-const USER: u64 = 1;
-const FD: u64 = 1 << 32;
-
-/// A place for one connection of this process, used again and again.
-pub(crate) struct Slot {
-    /// Threads inside a call on the connection, a [`USER`] each, and this process's descriptors for it, an [`FD`] each:
-    /// one word, so that exactly one thread finds that it was the last.
-    holds: AtomicU64,
-    /// Odd while there is a connection; one more each time that it begins or ends.
-    life: AtomicU32,
-    /// Some epoll set makes the kernel report this connection, because it is ready in memory.
-    pub(crate) kicked: AtomicBool,
-    /// Whether this process did I/O on it: if not, it is not in its statistics.
-    used: AtomicBool,
-    /// Nobody else has the connection: its block is free once the last call has left.
-    last: AtomicBool,
-    connection: UnsafeCell<MaybeUninit<Connection>>,
-}
-
-// SAFETY: the connection is written only while it is not alive and one thread has taken the slot from
-// the free list, and dropped only by the thread that ended its life; in between it is shared, and Sync.
-unsafe impl Sync for Slot {}
-// SAFETY: as above; a Connection may be dropped by any thread.
-unsafe impl Send for Slot {}
-
-impl fmt::Debug for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("holds", &self.holds).finish_non_exhaustive()
-    }
-}
-
 /// A listening socket, or one that turned out not to be TCP.
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -81,113 +54,6 @@ pub(crate) struct Listener {
     hint: Mutex<Option<OwnedFd>>,
     fds: AtomicU32,
 }
-
-/// A call on a connection: keeps it alive, and counts.
-#[derive(Debug)]
-pub(crate) struct Call {
-    pub(crate) slot: &'static Slot,
-}
-
-impl Call {
-    /// The connection.
-    pub(crate) fn connection(&self) -> &'static Connection {
-        // SAFETY: counted in `holds` and the slot was in the table after that, so it stays alive.
-        unsafe { self.slot.connection() }
-    }
-
-    /// Whether bytes may have left TCP. Tries to get there if they have not.
-    pub(crate) fn is_active(&self, fd: i32) -> bool {
-        let connection = self.connection();
-        if connection.is_active() {
-            return true;
-        }
-        if !self.slot.used.load(Ordering::Relaxed) {
-            self.slot.used.store(true, Ordering::Relaxed);
-            connection.block.owner_pid.store(process::id(), Ordering::Relaxed);
-            connection.block.owner_fd.store(fd.cast_unsigned(), Ordering::Relaxed);
-        }
-        if connection.block.state() == thallus_transport::arena::State::Pinned {
-            return false;
-        }
-        errno::keep(|| {
-            connection.approach(fd, || self.slot.holds.load(Ordering::SeqCst) % FD == USER);
-            if connection.is_active() {
-                log::info!("fd {fd}: shared memory");
-                ops::epoll::became_active(self.slot);
-            }
-        });
-        connection.is_active()
-    }
-}
-
-impl Drop for Call {
-    fn drop(&mut self) {
-        self.slot.leave();
-    }
-}
-
-impl Slot {
-    /// Counts the caller in; it knows that the slot is alive.
-    pub(crate) fn join(&'static self) -> Call {
-        self.holds.fetch_add(USER, Ordering::SeqCst);
-        Call { slot: self }
-    }
-
-    /// # Safety
-    /// The slot is alive and stays so: the caller is counted in `holds`.
-    pub(crate) unsafe fn connection(&self) -> &'static Connection {
-        // SAFETY: alive, so initialized, and shared references only.
-        let connection = unsafe { &*self.connection.get() };
-        // SAFETY: slots are never freed; the caller keeps this one alive as long as it uses the reference.
-        unsafe { &*connection.as_ptr() }
-    }
-
-    /// Counts the caller in, which must [`Self::leave`]. `None` if nothing is open here.
-    fn count_in(&self) -> Option<&'static Connection> {
-        let held = self.holds.fetch_add(USER, Ordering::SeqCst);
-        let open = is_alive(self.life.load(Ordering::SeqCst)) && held >= FD;
-        // SAFETY: alive after this thread had counted itself in.
-        open.then(|| unsafe { self.connection() })
-    }
-
-    fn leave(&'static self) {
-        // Before it leaves: afterwards the slot may be another connection's.
-        let life = self.life.load(Ordering::SeqCst);
-        if self.holds.fetch_sub(USER, Ordering::SeqCst) == USER {
-            errno::keep(|| self.retire(life));
-        }
-    }
-
-    /// Ends the connection of this `life` in this process once nobody uses it any more.
-    #[cold]
-    fn retire(&'static self, life: u32) {
-        let _uninterrupted = Uninterrupted::begin();
-        let ends = || self.life.compare_exchange(life, life + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        if !is_alive(life) || !ends() {
-            return;
-        }
-        // SAFETY: it was alive until this very call, and no one else gets past it.
-        let connection = unsafe { &*self.connection.get() };
-        // SAFETY: initialized while alive, and read out only here.
-        let connection = unsafe { connection.assume_init_read() };
-        let block = connection.block;
-        drop(connection);
-        if self.last.load(Ordering::SeqCst) {
-            free(block);
-        }
-        if let Ok(mut free) = FREE.lock() {
-            free.push(self);
-        }
-    }
-}
-
-fn is_alive(life: u32) -> bool {
-    life % 2 == 1
-}
-
-static SLOTS: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
-static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
-static CHUNKS: Mutex<Vec<&'static Chunk>> = Mutex::new(Vec::new());
 
 /// What an entry is.
 #[derive(Debug)]
@@ -218,12 +84,16 @@ fn decode(word: usize) -> Option<Entry> {
     })
 }
 
-/// Counts the caller in on the connection behind `fd`; `None` if it is not one. A young one grows up.
+/// Counts the caller in on the connection behind `fd`; `None` if it is not one. A young one grows up, or is
+/// none without the memory for that.
 pub(crate) fn enter(fd: i32) -> Option<Call> {
     let cell = cell(fd)?;
     loop {
         let word = cell.load(Ordering::Acquire);
         if let Some(young) = Young::of(word) {
+            if young.is_poor() {
+                return None;
+            }
             grow_up(fd, young);
             continue;
         }
@@ -265,8 +135,9 @@ pub(crate) fn enter_for_io(fd: i32) -> Option<Guest> {
         if let Some(young) = Young::of(word) {
             match Visit::begin(fd, cell, young) {
                 Ok(visit) => return Some(Guest::Visit(visit)),
-                Err(Some(now)) => word = now,
-                Err(None) => {
+                Err(Refusal::Changed(now)) => word = now,
+                Err(Refusal::Crowded) => return None,
+                Err(Refusal::Adult) => {
                     grow_up(fd, young);
                     word = cell.load(Ordering::Acquire);
                 }
@@ -303,40 +174,32 @@ fn enter_slot(cell: &AtomicUsize, word: usize) -> Entering {
     Entering::Moved
 }
 
-/// Gives a young connection a slot and a block. Without memory for them it is forgotten: nobody looks after it any
-/// more, and it stays on TCP.
+/// Gives a young connection a slot and a block. Without memory for them it stays young, and on TCP, for good.
 #[cold]
 fn grow_up(fd: i32, young: Young) {
     errno::keep(|| {
         let _uninterrupted = Uninterrupted::begin();
-        let Some(block) = allocate(young.role(), fd) else {
-            if let Some(cell) = cell(fd) {
-                let _ = cell.compare_exchange(young.word(), 0, Ordering::SeqCst, Ordering::SeqCst);
-            }
+        if young.is_poor() {
+            return;
+        }
+        let Some(block) = blocks::allocate(young.role(), fd) else {
+            young.becomes_poor(fd);
             return;
         };
         if young.is_connected() {
             block.raise(flag::CONNECTED);
         }
+        block.calls.store(young.calls(), Ordering::Relaxed);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         let nonblocking =
             rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
-        let connection = Connection::new(block, young.port(), nonblocking);
-        let slot = take_slot();
-        // SAFETY: the slot came from the free list (or is new), so nobody reads its connection.
-        unsafe { (*slot.connection.get()).write(connection) };
-        slot.used.store(young.is_used(), Ordering::Relaxed);
-        slot.last.store(false, Ordering::Relaxed);
-        // Counted in here, too. Whoever still looks at the slot's last connection comes and goes.
-        slot.holds.fetch_add(FD + USER, Ordering::SeqCst);
-        slot.life.fetch_add(1, Ordering::SeqCst);
-        block.calls.store(young.calls(), Ordering::Relaxed);
+        let slot = Slot::begin(Connection::new(block, young.port(), nonblocking), young.is_used());
         if !young.becomes(slot, fd) {
             slot.holds.fetch_sub(FD, Ordering::SeqCst);
             slot.last.store(block.release(process::id()), Ordering::SeqCst);
         } else if ops::process::has_io_uring() {
-            // Set up meanwhile by a thread that did not see this one.
+            // Asked after it has become visible: whoever sets one up either sees it, or is seen.
             // SAFETY: counted in.
             unsafe { slot.connection() }.pin(Reason::IoUring);
         }
@@ -357,7 +220,7 @@ pub(crate) fn add_socket(fd: i32) {
     put(fd, SOCKET);
 }
 
-/// Notes that `fd` is something new that is none of ours.
+/// Notes that `fd` is something new that is none of ours. What it was before was closed in a way that no hook saw.
 pub(crate) fn add_other(fd: i32) {
     if let Some(cell) = cell(fd)
         && cell.load(Ordering::Relaxed) != 0
@@ -480,8 +343,7 @@ fn forget(word: usize, fd: i32, open: bool) {
         None | Some(Entry::Young) => {}
         Some(Entry::Connection(slot)) => {
             // Before the last descriptor goes: whoever leaves after that ends the connection.
-            let held = slot.holds.fetch_add(USER, Ordering::SeqCst);
-            debug_assert!(held >= FD);
+            slot.holds.fetch_add(USER, Ordering::SeqCst);
             if slot.holds.fetch_sub(FD, Ordering::SeqCst) / FD != 1 {
                 let other = descriptors()
                     .find(|&other| cell(other).is_some_and(|cell| cell.load(Ordering::Relaxed) == word));
@@ -491,7 +353,7 @@ fn forget(word: usize, fd: i32, open: bool) {
                 slot.leave();
                 return;
             }
-            // SAFETY: counted in, and `fds` was above zero until just now.
+            // SAFETY: counted in before its last descriptor went.
             let connection = unsafe { slot.connection() };
             if !ops::epoll::closed(slot) {
                 // Some set still knows the slot: counted in for ever, it is never used again.
@@ -577,171 +439,11 @@ pub(crate) fn descriptors() -> impl Iterator<Item = i32> {
 /// A connection was made on `fd`, by connect or accept; or is being made, if it is not yet `connected`.
 pub(crate) fn track(fd: i32, role: Role, server_port: u16, connected: bool) {
     ops::process::watch_forks();
-    if let Some(cell) = cell(fd) {
-        // What the number was before, and was closed in a way that no hook saw, goes first: it has the same counters.
-        errno::keep(|| forget(cell.swap(0, Ordering::SeqCst), fd, false));
+    if cell(fd).is_some() {
+        // What the number was before goes first: it has the same counters.
+        add_other(fd);
         put(fd, Young::new(fd, role, server_port, connected).word());
     }
-}
-
-fn take_slot() -> &'static Slot {
-    if let Some(slot) = FREE.lock().ok().and_then(|mut free| free.pop()) {
-        return slot;
-    }
-    let slot: &'static Slot = Box::leak(Box::new(Slot {
-        holds: AtomicU64::new(0),
-        life: AtomicU32::new(0),
-        kicked: AtomicBool::new(false),
-        used: AtomicBool::new(false),
-        last: AtomicBool::new(false),
-        connection: UnsafeCell::new(MaybeUninit::uninit()),
-    }));
-    if let Ok(mut slots) = SLOTS.lock() {
-        slots.push(slot);
-    }
-    slot
-}
-
-fn allocate(role: Role, fd: i32) -> Option<&'static Block> {
-    let chunks = CHUNKS.lock().ok()?;
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-    let from = |chunk: &'static Chunk| chunk.allocate(role, process::id(), fd as u32, now_ns);
-    if let Some(block) = chunks.iter().find_map(|chunk| from(chunk)) {
-        return Some(block);
-    }
-    if chunks.iter().map(|chunk| chunk.sweep()).sum::<usize>() > 0 {
-        return chunks.iter().find_map(|chunk| from(chunk));
-    }
-    drop(chunks);
-    from(add_chunk()?)
-}
-
-/// Makes one more chunk. Without the lock: what it closes on the way comes back to this table.
-fn add_chunk() -> Option<&'static Chunk> {
-    let chunk: &'static Chunk = Box::leak(Box::new(Chunk::create(place).ok()?));
-    CHUNKS.lock().ok()?.push(chunk);
-    Some(chunk)
-}
-
-/// Makes the first chunk, now that there is a connection: later there might not be the descriptor, or the memory.
-pub(crate) fn prepare() {
-    errno::keep(|| {
-        let _uninterrupted = Uninterrupted::begin();
-        add_chunk();
-    });
-}
-
-fn free(block: &'static Block) {
-    if let Ok(chunks) = CHUNKS.lock() {
-        let _ = chunks.iter().any(|chunk| chunk.free(block));
-    }
-}
-
-/// Calls `visit` for each connection that this process has, and whether it did I/O on it.
-pub(crate) fn for_each(mut visit: impl FnMut(&'static Slot, &'static Connection, bool)) {
-    let _uninterrupted = Uninterrupted::begin();
-    let Some(slots) = patiently(&SLOTS) else { return };
-    for slot in slots.iter() {
-        if let Some(connection) = slot.count_in() {
-            visit(slot, connection, slot.used.load(Ordering::Relaxed));
-        }
-        slot.leave();
-    }
-}
-
-/// Waits for a lock that others hold for moments only, but not for ever: at the end of a process its holder may be
-/// a thread that does not run any more.
-pub(crate) fn patiently<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    const YIELDS: u32 = 10_000;
-    for _ in 0..YIELDS {
-        match lock.try_lock() {
-            Ok(guard) => return Some(guard),
-            Err(TryLockError::WouldBlock) => rustix::thread::sched_yield(),
-            Err(TryLockError::Poisoned(_)) => return None,
-        }
-    }
-    None
-}
-
-/// What a fork must not find locked by a thread that the child does not have.
-#[derive(Debug)]
-pub(crate) struct Quiet {
-    // Unlocked in this order; signals come last.
-    /// The epoll sets' locks.
-    pub(crate) epoll: Option<ops::epoll::Quiet>,
-    slots: MutexGuard<'static, Vec<&'static Slot>>,
-    _free: MutexGuard<'static, Vec<&'static Slot>>,
-    _chunks: MutexGuard<'static, Vec<&'static Chunk>>,
-    _totals: stats::Quiet,
-    moved: MutexGuard<'static, Vec<(u32, &'static Slot)>>,
-    visited: Visited,
-    _uninterrupted: Uninterrupted,
-}
-
-/// Slots that [`Quiet::for_each`] has counted itself in on. Leaving may need the very locks, so it comes after them.
-#[derive(Debug, Default)]
-struct Visited(Vec<&'static Slot>);
-
-impl Drop for Visited {
-    fn drop(&mut self) {
-        for slot in self.0.drain(..) {
-            slot.leave();
-        }
-    }
-}
-
-impl Quiet {
-    /// Calls `visit` for each connection that this process has.
-    pub(crate) fn for_each(&mut self, mut visit: impl FnMut(&'static Slot, &'static Connection)) {
-        for slot in self.slots.iter() {
-            self.visited.0.push(slot);
-            if let Some(connection) = slot.count_in() {
-                visit(slot, connection);
-            }
-        }
-    }
-
-    /// In a forked child: the other threads are gone, and so are their calls.
-    pub(crate) fn only_one_thread_left(&mut self) {
-        self.visited.0.clear();
-        self.moved.clear();
-        // Made by a thread that the fork overtook: the parent does not know that this process has it, too.
-        for fd in descriptors() {
-            if let Some(cell) = cell(fd).filter(|cell| Young::of(cell.load(Ordering::SeqCst)).is_some()) {
-                cell.store(0, Ordering::SeqCst);
-            }
-        }
-        for slot in self.slots.iter() {
-            slot.holds.fetch_and(!(FD - 1), Ordering::SeqCst);
-            slot.used.store(false, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Makes every young connection grow up: only a block has holders.
-pub(crate) fn grow_all_up() {
-    for_each_young(grow_up);
-}
-
-/// Locks the table's lists for a fork. Every connection is grown up by then.
-pub(crate) fn quiesce() -> Option<Quiet> {
-    let uninterrupted = Uninterrupted::begin();
-    grow_all_up();
-    let epoll = ops::epoll::quiesce();
-    // Before the slots, as `stats::write` does.
-    let totals = stats::quiesce()?;
-    let moved = young::quiesce()?;
-    Some(Quiet {
-        epoll,
-        moved,
-        slots: SLOTS.lock().ok()?,
-        _free: FREE.lock().ok()?,
-        _chunks: CHUNKS.lock().ok()?,
-        _totals: totals,
-        visited: Visited::default(),
-        _uninterrupted: uninterrupted,
-    })
 }
 
 /// `fd` listens now. Announces its port, so that clients on this host look for us.
@@ -775,94 +477,9 @@ fn listener(fd: i32) -> Option<u16> {
     port
 }
 
-/// Moves an internal descriptor out of the program's way: above those that it will use, close-on-exec.
-pub(crate) fn place(fd: OwnedFd) -> Result<OwnedFd, Errno> {
-    let _uninterrupted = Uninterrupted::begin();
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(4096);
-    let lowest = (limit - limit / 4).min(8192) as i32;
-    let high = rustix::io::fcntl_dupfd_cloexec(&fd, lowest)?;
-    if let Some((word, bit)) = internal_bit(high.as_raw_fd()) {
-        word.fetch_or(bit, Ordering::Relaxed);
-    }
-    LOWEST_INTERNAL.fetch_min(high.as_raw_fd(), Ordering::Relaxed);
-    Ok(high)
-}
-
 /// Whether there never was an entry, nor a descriptor of this library's.
 pub(crate) fn is_empty() -> bool {
-    HIGHEST.load(Ordering::Relaxed) == 0 && LOWEST_INTERNAL.load(Ordering::Relaxed) == i32::MAX
-}
-
-/// The highest descriptor that the program has open; −1 if /proc does not tell.
-pub(crate) fn highest_of_program() -> i32 {
-    let _uninterrupted = Uninterrupted::begin();
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(folder) = rustix::fs::open("/proc/self/fd", flags, Mode::empty()) else { return -1 };
-    let mut room = [MaybeUninit::uninit(); 4096];
-    let mut entries = rustix::fs::RawDir::new(&folder, &mut room);
-    let mut highest = -1;
-    while let Some(Ok(entry)) = entries.next() {
-        let fd = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()).unwrap_or(-1);
-        if fd > highest && fd != folder.as_raw_fd() && !is_internal(fd) {
-            highest = fd;
-        }
-    }
-    highest
-}
-
-/// Most descriptors that the process may have open (`RLIMIT_NOFILE`).
-pub(crate) fn most_descriptors() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
-}
-
-static LOWEST_INTERNAL: AtomicI32 = AtomicI32::new(i32::MAX);
-
-/// One bit a descriptor that was once [`place`]d: nothing tells when it is closed.
-static INTERNAL: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
-
-fn internal_bit(fd: i32) -> Option<(&'static AtomicU64, u64)> {
-    let fd = usize::try_from(fd).ok()?;
-    Some((INTERNAL.get(fd / 64)?, 1 << (fd % 64)))
-}
-
-/// Whether `fd` is one of this library's own, which a loop that closes everything must not close.
-pub(crate) fn is_internal(fd: i32) -> bool {
-    if fd < LOWEST_INTERNAL.load(Ordering::Relaxed) {
-        return false;
-    }
-    let known = internal_bit(fd);
-    if let Some((word, bit)) = known
-        && word.load(Ordering::Relaxed) & bit == 0
-    {
-        return false;
-    }
-    let internal = internal_fds().contains(&fd);
-    if let (Some((word, bit)), false) = (known, internal) {
-        word.fetch_and(!bit, Ordering::Relaxed);
-    }
-    internal
-}
-
-/// All internal descriptors, ascending.
-pub(crate) fn internal_fds() -> Vec<i32> {
-    let _uninterrupted = Uninterrupted::begin();
-    let mut all = Vec::new();
-    if let Ok(chunks) = CHUNKS.lock() {
-        all.extend(chunks.iter().filter_map(|chunk| chunk.fd()).map(|fd| fd.as_raw_fd()));
-    }
-    all.extend(log::internal_fd());
-    for_each(|_, connection, _| all.extend(connection.internal_fds().into_iter().flatten()));
-    for fd in descriptors() {
-        if let Some(Entry::Listener(listener)) =
-            cell(fd).and_then(|cell| decode(cell.load(Ordering::Acquire)))
-            && let Ok(hint) = listener.hint.lock()
-        {
-            all.extend(hint.as_ref().map(AsRawFd::as_raw_fd));
-        }
-    }
-    all.sort_unstable();
-    all.dedup();
-    all
+    HIGHEST.load(Ordering::Relaxed) == 0 && internal::is_empty()
 }
 
 const _: () = assert!(align_of::<Slot>() > TAG && align_of::<Listener>() > TAG && align_of::<Set>() > TAG);

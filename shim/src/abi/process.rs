@@ -239,7 +239,7 @@ pub unsafe extern "C" fn syscall(
                 real::syscall(number, a, b, c, d, e, f)
             }
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_fork => {
+            libc::SYS_fork | libc::SYS_vfork => {
                 process::before_unseen_child();
                 real::syscall(number, a, b, c, d, e, f)
             }

@@ -100,7 +100,8 @@ pub(crate) fn within(count: i32) -> i32 {
     if count <= libc::FD_SETSIZE as i32 || table::is_empty() {
         return count;
     }
-    count.min(errno::keep(table::highest_of_program).max(libc::FD_SETSIZE as i32 - 1) + 1)
+    let least = libc::FD_SETSIZE as i32;
+    errno::keep(|| table::highest_of_program(least, count)).map_or(least, |highest| highest + 1)
 }
 
 /// Waits as pselect(2) does.

@@ -15,7 +15,8 @@ use thallus_transport::reason::Reason;
 use thallus_transport::settings::settings;
 use thallus_transport::uninterrupted::Uninterrupted;
 
-use super::{LIMIT, Slot, TABLE, TAG, USER, YOUNG, cell, grow_up};
+use super::slot::{Slot, USER};
+use super::{LIMIT, TABLE, TAG, YOUNG, cell, grow_up};
 use crate::{errno, ops};
 
 /// Calls after which a connection is worth a slot, if it is not to leave TCP before.
@@ -24,8 +25,8 @@ const ADULT: usize = 4;
 /// The entry of a young connection.
 ///
 /// ```text
-///  63 … 32     31 … 16  15 … 7   6 … 5   4     3          2       1 … 0
-///  generation  port     visits   calls   used  connected  server  YOUNG
+///  63 … 32     31 … 16  15 … 8  7     6 … 5  4     3          2       1 … 0
+///  generation  port     visits  poor  calls  used  connected  server  YOUNG
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Young(usize);
@@ -37,8 +38,9 @@ const CONNECTED: usize = 1 << 3;
 const USED: usize = 1 << 4;
 const CALL: usize = 1 << 5;
 const CALLS: usize = 3 << 5;
-const VISIT: usize = 1 << 7;
-const VISITS: usize = 0x1ff << 7;
+const POOR: usize = 1 << 7;
+const VISIT: usize = 1 << 8;
+const VISITS: usize = 0xff << 8;
 
 impl Young {
     /// A connection that nobody has used yet.
@@ -127,12 +129,31 @@ impl Young {
         (self.0 >> 32) as u32
     }
 
-    /// With one more call, which is inside. `None` if it has to grow up first.
-    fn visited(self) -> Option<Self> {
+    /// Whether there was no memory for it to grow up.
+    pub(super) fn is_poor(self) -> bool {
+        self.0 & POOR != 0
+    }
+
+    /// Notes that there was no memory for it to grow up.
+    pub(super) fn becomes_poor(self, fd: i32) {
+        let Some(cell) = cell(fd) else { return };
+        let poor = |word| {
+            Self::of(word).filter(|young| young.generation() == self.generation()).map(|_| word | POOR)
+        };
+        let _ = cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, poor);
+    }
+
+    /// With one more call, which is inside.
+    fn visited(self) -> Result<Self, Refusal> {
         let adult = ADULT.min(settings().upgrade_after as usize);
         let calls = (self.0 & CALLS) / CALL;
-        let room = self.0 & VISITS != VISITS;
-        (calls + 1 < adult && room).then_some(Self((self.0 | USED) + CALL + VISIT))
+        let full = self.0 & VISITS == VISITS;
+        match (self.is_poor(), full) {
+            (true, true) => Err(Refusal::Crowded),
+            (true, false) => Ok(Self((self.0 | USED) + VISIT)),
+            (false, false) if calls + 1 < adult => Ok(Self((self.0 | USED) + CALL + VISIT)),
+            (false, _) => Err(Refusal::Adult),
+        }
     }
 
     /// Why it stayed on TCP, if it ends now.
@@ -143,6 +164,8 @@ impl Young {
             Reason::NotSelected
         } else if ops::process::has_io_uring() {
             Reason::IoUring
+        } else if self.is_poor() {
+            Reason::NoMemory
         } else {
             Reason::Short
         }
@@ -170,6 +193,17 @@ pub(super) fn quiesce() -> Option<MutexGuard<'static, Vec<(u32, &'static Slot)>>
     MOVED.lock().ok()
 }
 
+/// Why a call is no visit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The entry is another one now.
+    Changed(usize),
+    /// It is time to grow up.
+    Adult,
+    /// Too many are inside already, and it can't grow up.
+    Crowded,
+}
+
 /// A call on a young connection.
 #[derive(Debug)]
 pub(crate) struct Visit {
@@ -180,12 +214,12 @@ pub(crate) struct Visit {
 }
 
 impl Visit {
-    /// Counts a call in on the entry `word` of `fd`; else the entry as it is now.
-    pub(super) fn begin(fd: i32, cell: &AtomicUsize, young: Young) -> Result<Self, Option<usize>> {
-        let Some(next) = young.visited() else { return Err(None) };
+    /// Counts a call in on the connection `young`, the entry of `fd`.
+    pub(super) fn begin(fd: i32, cell: &AtomicUsize, young: Young) -> Result<Self, Refusal> {
+        let next = young.visited()?;
         match cell.compare_exchange_weak(young.0, next.0, Ordering::SeqCst, Ordering::Relaxed) {
             Ok(_) => Ok(Self { fd, generation: young.generation(), sent: 0, received: 0 }),
-            Err(now) => Err(Some(now)),
+            Err(now) => Err(Refusal::Changed(now)),
         }
     }
 
@@ -222,11 +256,17 @@ impl Drop for Visit {
         let ours = |word: usize| Young::of(word).filter(|young| young.generation() == self.generation);
         let mut word = cell.load(Ordering::SeqCst);
         if self.sent | self.received != 0 && (ours(word).is_some() || word & TAG == 0) {
+            let counter = &BYTES[self.fd as usize];
+            let much = |bytes: u64| {
+                (bytes & 0xffff_ffff) + self.sent > MOST_BYTES || (bytes >> 32) + self.received > MOST_BYTES
+            };
+            let poor = ours(word).is_some_and(Young::is_poor);
             // Before the visit ends, and once: whoever makes it grow up takes them, now or when this visit has left.
-            let before = BYTES[self.fd as usize].fetch_add(self.sent | self.received << 32, Ordering::SeqCst);
-            let much = (before & 0xffff_ffff) + self.sent > MOST_BYTES
-                || (before >> 32) + self.received > MOST_BYTES;
-            if much && let Some(young) = ours(word) {
+            // What can't grow up counts only so far.
+            if !(poor && much(counter.load(Ordering::SeqCst)))
+                && much(counter.fetch_add(self.sent | self.received << 32, Ordering::SeqCst))
+                && let Some(young) = ours(word)
+            {
                 grow_up(self.fd, young);
                 word = cell.load(Ordering::SeqCst);
             }

@@ -24,6 +24,13 @@ pub(super) const ALL: &[Behaviour] = &[
     ),
     Behaviour::whole("server_without_memory_files", echoes_without_memfd, asks, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("no-memory", 1)]), Tally::Stayed(1)),
+    Behaviour::whole(
+        "server_without_memory_files_from_the_start",
+        no_memfd_and_echoes,
+        asks,
+        Tally::Total(1),
+    )
+    .tally(Tally::Mixed(0, &[("no-memory", 1)]), Tally::Stayed(1)),
     Behaviour::whole("server_without_space", echoes_without_fallocate, asks, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("no-memory", 1)]), Tally::Stayed(1)),
     Behaviour::whole("server_without_address_space", echoes_without_address_space, asks, Tally::Total(1))
@@ -125,8 +132,17 @@ fn asks_after(side: &Side, shortage: impl FnOnce()) {
     ask(fd);
 }
 
+fn no_memfd() {
+    forbid(libc::SYS_memfd_create, None, Errno::ENOMEM);
+}
+
 fn echoes_without_memfd(side: &Side) {
-    echoes_after(side, || forbid(libc::SYS_memfd_create, None, Errno::ENOMEM));
+    echoes_after(side, no_memfd);
+}
+
+fn no_memfd_and_echoes(side: &Side) {
+    no_memfd();
+    echoes(side);
 }
 
 fn echoes_without_fallocate(side: &Side) {

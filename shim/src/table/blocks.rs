@@ -1,0 +1,62 @@
+//! Where connections' blocks come from: the chunks of this family of processes.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard};
+
+use thallus_transport::arena::{Block, Chunk, Role};
+use thallus_transport::process;
+use thallus_transport::uninterrupted::Uninterrupted;
+
+use super::place;
+use crate::errno;
+
+static CHUNKS: Mutex<Vec<&'static Chunk>> = Mutex::new(Vec::new());
+
+/// Takes a block for a connection that was opened as `fd`. `None` without memory for one more chunk.
+pub(super) fn allocate(role: Role, fd: i32) -> Option<&'static Block> {
+    let chunks = CHUNKS.lock().ok()?;
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+    let from = |chunk: &'static Chunk| chunk.allocate(role, process::id(), fd as u32, now_ns);
+    if let Some(block) = chunks.iter().find_map(|chunk| from(chunk)) {
+        return Some(block);
+    }
+    if chunks.iter().map(|chunk| chunk.sweep()).sum::<usize>() > 0 {
+        return chunks.iter().find_map(|chunk| from(chunk));
+    }
+    drop(chunks);
+    from(add_chunk()?)
+}
+
+/// Makes one more chunk. Without the lock: what it closes on the way comes back to this table.
+fn add_chunk() -> Option<&'static Chunk> {
+    let chunk: &'static Chunk = Box::leak(Box::new(Chunk::create(place).ok()?));
+    CHUNKS.lock().ok()?.push(chunk);
+    Some(chunk)
+}
+
+/// Makes the first chunk, now that there is a connection: later there might not be the descriptor, or the memory.
+pub(crate) fn prepare() {
+    errno::keep(|| {
+        let _uninterrupted = Uninterrupted::begin();
+        add_chunk();
+    });
+}
+
+/// Gives a block back.
+pub(super) fn free(block: &'static Block) {
+    if let Ok(chunks) = CHUNKS.lock() {
+        let _ = chunks.iter().any(|chunk| chunk.free(block));
+    }
+}
+
+/// The chunks' descriptors.
+pub(super) fn descriptors() -> Vec<i32> {
+    let Ok(chunks) = CHUNKS.lock() else { return Vec::new() };
+    chunks.iter().filter_map(|chunk| chunk.fd()).map(|fd: BorrowedFd<'_>| fd.as_raw_fd()).collect()
+}
+
+/// Keeps the list over a fork.
+pub(super) fn quiesce() -> Option<MutexGuard<'static, Vec<&'static Chunk>>> {
+    CHUNKS.lock().ok()
+}
