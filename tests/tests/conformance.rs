@@ -68,6 +68,8 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
     if behaviour.by_itself {
         variants.retain(|(name, ..)| !name.ends_with("-only"));
     }
+    // As it is for users: what a behaviour does first, it does on connections that have done nothing yet.
+    variants.push(("young", Variant { rounds: 0, upgrade_after: 8, ..usual }, Preloaded::Both));
     if behaviour.takes_long {
         variants.retain(|(name, ..)| ["kernel", "v4"].contains(name));
     } else if behaviour.is_connected() {

@@ -305,6 +305,8 @@ fn eight_children(_side: &Side, fd: Fd) {
                         calls::write(done.1, b"x").expect("write");
                     }
                     calls::read(turn.0, 1).expect("read");
+                    request_echoes(fd, 3, 300);
+                    calls::close(fd).expect("close");
                 });
                 (child, turn, done)
             })
@@ -319,10 +321,11 @@ fn eight_children(_side: &Side, fd: Fd) {
             request_echoes(fd, 1, 300);
         }
     }
+    // Those who came first go first: the last was not remembered.
+    calls::close(fd).expect("close");
     for (child, turn, _) in children {
         quietly(|| calls::write(turn.1, b"x")).expect("write");
         child.wait_for_success();
-        request_echoes(fd, 1, 300);
     }
     say!("8 children");
 }

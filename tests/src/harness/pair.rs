@@ -49,6 +49,8 @@ pub struct Variant {
     pub family: Family,
     /// Rounds of warm-up: with 0 the connection is upgraded, if at all, in the middle of the behaviour.
     pub rounds: usize,
+    /// Calls before a connection may be upgraded (`THALLUS_UPGRADE_AFTER`).
+    pub upgrade_after: u32,
     /// Whether the left side connects and the right one listens.
     pub swapped: bool,
     /// How long both sides may take.
@@ -57,7 +59,8 @@ pub struct Variant {
 
 impl Variant {
     /// Over 127.0.0.1, warmed up, left side listening.
-    pub const USUAL: Self = Self { family: Family::V4, rounds: 16, swapped: false, patience: DEADLINE };
+    pub const USUAL: Self =
+        Self { family: Family::V4, rounds: 16, upgrade_after: 1, swapped: false, patience: DEADLINE };
 }
 
 /// What one side left.
@@ -194,7 +197,7 @@ impl Place<'_> {
         if preloaded {
             command
                 .env("LD_PRELOAD", library()?)
-                .env("THALLUS_UPGRADE_AFTER", "1")
+                .env("THALLUS_UPGRADE_AFTER", variant.upgrade_after.to_string())
                 .env("THALLUS_STATS", &stats)
                 .envs(behaviour.environment.iter().copied());
             if let Some(level) = std::env::var_os("THALLUS_TEST_LOG") {

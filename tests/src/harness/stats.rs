@@ -47,6 +47,16 @@ impl Stats {
         self.upgraded.values().chain(self.not_upgraded.values()).sum()
     }
 
+    /// Application bytes sent, over whatever.
+    pub fn sent(&self) -> u64 {
+        self.ring_bytes_sent + self.tcp_bytes_sent
+    }
+
+    /// Application bytes received, over whatever.
+    pub fn received(&self) -> u64 {
+        self.ring_bytes_received + self.tcp_bytes_received
+    }
+
     fn add_file(&mut self, file: &Value) -> Result<()> {
         file["pid"].as_u64().context("pid")?;
         file["command"].as_str().context("command")?;

@@ -52,6 +52,17 @@ pub fn check(
             let _ = writeln!(faults, "{side} side: {fault}: {:?}", report.stats);
         }
     }
+    let [left, right] = [0, 1].map(|side| &shimmed.sides[side].stats);
+    // Each side's connections are the other's: then what is received was sent.
+    let opposite = behaviour.tally.iter().all(|&tally| total(tally).is_some())
+        && left.connections() == right.connections();
+    if preloaded == Preloaded::Both && opposite {
+        for (from, to) in [(left, right), (right, left)] {
+            if from.sent() < to.received() {
+                let _ = writeln!(faults, "{} bytes sent, {} received", from.sent(), to.received());
+            }
+        }
+    }
     settle(faults, &[("kernel", kernel), ("shim", shimmed)])
 }
 
