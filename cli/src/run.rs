@@ -58,6 +58,8 @@ enum Fabric {
     Auto,
     /// Shared memory, to peers on this host
     Shm,
+    /// RDMA, to the peers that THALLUS_PEERS names, also on this host
+    Verbs,
     /// None: count and report only
     Off,
 }
@@ -155,6 +157,7 @@ fn settings(args: &Args) -> impl Iterator<Item = (&'static str, OsString)> {
     let fabric = args.fabric.map(|fabric| match fabric {
         Fabric::Auto => "auto",
         Fabric::Shm => "shm",
+        Fabric::Verbs => "verbs",
         Fabric::Off => "off",
     });
     [

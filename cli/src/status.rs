@@ -135,7 +135,11 @@ impl Connection {
             },
             local: block.local().map(|address| address.to_string()),
             peer: block.peer().map(|address| address.to_string()),
-            fabric: if in_ring { "shm" } else { "tcp" },
+            fabric: match in_ring {
+                true if block.has(flag::VERBS) => "verbs",
+                true => "shm",
+                false => "tcp",
+            },
             reason: (!in_ring).then(|| block.reason().name()),
             bytes_sent: ring_bytes_sent.saturating_add(tcp_bytes_sent),
             bytes_received: ring_bytes_received.saturating_add(tcp_bytes_received),

@@ -4,6 +4,7 @@
 use std::env::var;
 use std::sync::OnceLock;
 
+use thallus_transport::peers::Rule;
 use thallus_transport::settings::{self, Settings, class_within};
 
 use crate::log;
@@ -39,14 +40,47 @@ fn start() -> bool {
     }
     let mut chosen =
         Settings { place: crate::table::place, sleep: crate::cancel::SLEEP, ..Settings::default() };
-    chosen.shm = match var("THALLUS_FABRIC").as_deref() {
-        Err(_) | Ok("" | "auto" | "shm") => true,
-        Ok("off" | "tcp") => false,
-        Ok(other) => {
-            log::warn!("THALLUS_FABRIC={other}: auto, shm or off; taking auto");
-            true
+    let fabric = var("THALLUS_FABRIC").unwrap_or_default();
+    let (shm, verbs) = match fabric.as_str() {
+        "" | "auto" => (true, true),
+        "shm" => (true, false),
+        "verbs" => (false, true),
+        "off" | "tcp" => (false, false),
+        other => {
+            log::warn!("THALLUS_FABRIC={other}: auto, shm, verbs or off; taking auto");
+            (true, true)
         }
     };
+    chosen.shm = shm;
+    if verbs {
+        chosen.verbs.on_one_host = !shm;
+        chosen.verbs.peers = peers();
+        chosen.verbs.key = key(&mut chosen.verbs.peers);
+    }
+    read(
+        "THALLUS_RDMA_TIMEOUT",
+        "a number from 0 to 31",
+        |text| number(text).filter(|&n| n < 32),
+        |timeout| {
+            chosen.verbs.timeout = timeout as u8;
+        },
+    );
+    read(
+        "THALLUS_RDMA_RETRY",
+        "a number from 0 to 7",
+        |text| number(text).filter(|&n| n < 8),
+        |retries| {
+            chosen.verbs.retries = retries as u8;
+        },
+    );
+    read(
+        "THALLUS_RDMA_SL",
+        "a number from 0 to 15",
+        |text| number(text).filter(|&n| n < 16),
+        |level| {
+            chosen.verbs.service_level = level as u8;
+        },
+    );
     read("THALLUS_PORTS", "a list such as 5432,8000-8100", ports, |ports| chosen.ports = ports);
     read("THALLUS_UPGRADE_AFTER", "a number of calls from 1", number, |calls| {
         chosen.upgrade_after = u32::try_from(calls).unwrap_or(u32::MAX).max(1);
@@ -54,9 +88,53 @@ fn start() -> bool {
     read("THALLUS_SPIN_US", "a number of microseconds", number, |us| {
         chosen.spin_ns = us.saturating_mul(1000)
     });
-    read("THALLUS_RING", "a size from 8K", size, |bytes| chosen.largest_class = class_within(bytes));
+    read("THALLUS_RING", "a size from 8K", size, |bytes| {
+        chosen.largest_class = class_within(bytes);
+        chosen.verbs.ring = bytes;
+    });
     settings::set(chosen);
     !off
+}
+
+/// Whether some peers on other hosts are said to have this library.
+pub(crate) fn has_peers() -> bool {
+    enabled() && !settings::settings().verbs.peers.is_empty()
+}
+
+/// Whether the environment may name peers on other hosts.
+pub(crate) fn may_have_peers() -> bool {
+    ["THALLUS_PEERS", "THALLUS_PEERS_FILE"].iter().any(|name| std::env::var_os(name).is_some())
+}
+
+fn peers() -> Vec<Rule> {
+    let mut rules = Vec::new();
+    read("THALLUS_PEERS", "a list such as 10.0.0.0/24:5432,10.1.2.3", Rule::parse_list, |list| rules = list);
+    if let Ok(path) = var("THALLUS_PEERS_FILE") {
+        let read = std::fs::read_to_string(&path).map(|text| {
+            let lines: Vec<_> = text.lines().map(|line| line.split('#').next().unwrap_or_default()).collect();
+            Rule::parse_list(&lines.join("\n"))
+        });
+        match read {
+            Ok(Some(list)) => rules.extend(list),
+            Ok(None) => {
+                log::warn!("THALLUS_PEERS_FILE={path}: not a list such as 10.0.0.0/24:5432; ignoring it")
+            }
+            Err(error) => log::warn!("THALLUS_PEERS_FILE={path}: {error}; ignoring it"),
+        }
+    }
+    rules
+}
+
+/// The shared key. One that is asked for and can't be read leaves nobody to greet: unsigned greetings would be worse.
+fn key(peers: &mut Vec<Rule>) -> Option<Vec<u8>> {
+    let path = var("THALLUS_KEY_FILE").ok().filter(|path| !path.is_empty())?;
+    match std::fs::read(&path) {
+        Ok(key) if !key.trim_ascii().is_empty() => return Some(key.trim_ascii().to_vec()),
+        Ok(_) => log::warn!("THALLUS_KEY_FILE={path}: it is empty; staying on TCP with other hosts"),
+        Err(error) => log::warn!("THALLUS_KEY_FILE={path}: {error}; staying on TCP with other hosts"),
+    }
+    peers.clear();
+    None
 }
 
 fn read<T>(name: &str, wanted: &str, parse: impl Fn(&str) -> Option<T>, mut apply: impl FnMut(T)) {

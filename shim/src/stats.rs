@@ -18,7 +18,9 @@ use crate::{config, table};
 /// Sums over the connections that are gone.
 #[derive(Debug, Default)]
 struct Totals {
-    upgraded: u64,
+    shm: u64,
+    verbs: u64,
+    returned: u64,
     reasons: Vec<(Reason, u64)>,
     ring_sent: u64,
     ring_received: u64,
@@ -32,7 +34,9 @@ struct Totals {
 impl Totals {
     const fn new() -> Self {
         Self {
-            upgraded: 0,
+            shm: 0,
+            verbs: 0,
+            returned: 0,
             reasons: Vec::new(),
             ring_sent: 0,
             ring_received: 0,
@@ -48,10 +52,11 @@ impl Totals {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let switched = |word: &AtomicU32| word.load(Ordering::Relaxed) != 0;
         if block.has(flag::READY) || switched(&block.recv_switched) || switched(&block.send_switched) {
-            self.upgraded += 1;
+            *(if block.has(flag::VERBS) { &mut self.verbs } else { &mut self.shm }) += 1;
         } else {
             self.add_reason(block.reason());
         }
+        self.returned += u64::from(block.has(flag::RETURNED));
         self.ring_sent += load(&block.ring_sent);
         self.ring_received += load(&block.ring_received);
         self.tcp_sent += load(&block.tcp_sent);
@@ -77,8 +82,10 @@ impl Totals {
 
     fn to_json(&self) -> Value {
         let mut upgraded = Map::new();
-        if self.upgraded > 0 {
-            upgraded.insert("shm".into(), self.upgraded.into());
+        for (fabric, count) in [("shm", self.shm), ("verbs", self.verbs)] {
+            if count > 0 {
+                upgraded.insert(fabric.into(), count.into());
+            }
         }
         let reasons: Map<_, _> =
             self.reasons.iter().map(|(reason, count)| (reason.name().into(), (*count).into())).collect();
@@ -87,6 +94,7 @@ impl Totals {
             "command": command(),
             "upgraded": upgraded,
             "not_upgraded": reasons,
+            "returned_to_tcp": self.returned,
             "ring_bytes_sent": self.ring_sent,
             "ring_bytes_received": self.ring_received,
             "tcp_bytes_sent": self.tcp_sent,
@@ -160,8 +168,8 @@ pub(crate) fn forked() {
 /// Whether anything has been counted, or is open.
 pub(crate) fn has_connections() -> bool {
     let _uninterrupted = Uninterrupted::begin();
-    let gone =
-        table::patiently(&GONE).is_some_and(|totals| totals.upgraded > 0 || !totals.reasons.is_empty());
+    let gone = table::patiently(&GONE)
+        .is_some_and(|totals| totals.shm + totals.verbs > 0 || !totals.reasons.is_empty());
     let mut open = false;
     table::for_each(|_, _, used| open |= used);
     table::for_each_young(|_, young| open |= young.is_used());
@@ -250,7 +258,7 @@ extern "C" fn at_exit() {
 
 extern "C" fn at_load() {
     crate::abi::silence_panics();
-    if directory().is_some() {
+    if directory().is_some() || config::may_have_peers() {
         // SAFETY: the handler lives as long as this library, which is never unloaded.
         unsafe { libc::atexit(at_exit) };
     }

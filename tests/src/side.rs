@@ -89,7 +89,7 @@ impl Side {
     pub fn listen_quietly(&self) -> Fd {
         quietly(|| {
             let listener = calls::tcp_socket(self.family, 0).expect("socket");
-            calls::bind(listener, self.family.loopback(0)).expect("bind");
+            calls::bind(listener, self.family.own(0)).expect("bind");
             calls::listen(listener, 64).expect("listen");
             listener
         })
@@ -102,7 +102,7 @@ impl Side {
 
     /// Where the other side's [`Self::listen`] listens.
     pub fn destination(&self) -> SocketAddr {
-        self.family.loopback(self.told() as u16)
+        self.family.other(self.told() as u16)
     }
 
     /// Connects to the other side's [`Self::listen`].

@@ -93,6 +93,10 @@ pub mod flag {
     pub const READY: u32 = 32;
     /// A write after the peer's end was accepted, as the kernel accepts one before the peer's reset comes back.
     pub const VOID: u32 = 256;
+    /// It left TCP for a queue pair.
+    pub const VERBS: u32 = 1024;
+    /// It went back to TCP.
+    pub const RETURNED: u32 = 2048;
     /// It was established: a connect that failed is no connection.
     pub const CONNECTED: u32 = 512;
     /// A write did not fit: an edge-triggered waiter is owed an edge once it would.

@@ -5,16 +5,18 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, TryLockError};
 
 use crate::arena::{Block, Role, State, flag};
 use crate::control::end;
+use crate::introduction::{NO, UNKNOWN, YES};
 use crate::reason::Reason;
 use crate::rendezvous::{self, Failure};
-use crate::segment::Segment;
+use crate::segment::{Greeting, Nonce, Segment};
 use crate::settings::settings;
 use crate::uninterrupted::Uninterrupted;
+use crate::verbs::link::Link;
 use crate::wait::Patience;
 use crate::{process, tcp};
 
@@ -39,6 +41,10 @@ pub struct Connection {
     /// How long to spin.
     pub patience: Patience,
     next_attempt: AtomicU32,
+    /// Whether a rule names the peer: see [`Self::is_covered`].
+    pub(crate) covered: AtomicU8,
+    /// Client: the queue pair that its HELLO offers, and by which nonce.
+    pub(crate) pending: Mutex<Option<(Link, Nonce)>>,
     bargain: Mutex<Bargain>,
 }
 
@@ -68,6 +74,8 @@ impl fmt::Debug for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        // Its memory is the segment's.
+        drop(self.pending.get_mut().map(Option::take));
         let segment = self.segment.swap(std::ptr::null_mut(), Ordering::AcqRel);
         if !segment.is_null() {
             // SAFETY: came from Box::into_raw in `enter`, and this is the only owner's last use.
@@ -80,7 +88,7 @@ impl Connection {
     /// A connection just made. `server_port` is the port of the end that accepted.
     pub fn new(block: &'static Block, server_port: u16, nonblocking: bool) -> Self {
         let settings = settings();
-        if !settings.shm {
+        if !settings.shm && settings.verbs.peers.is_empty() {
             block.pin(Reason::Disabled);
         } else if !settings.selects(server_port) {
             block.pin(Reason::NotSelected);
@@ -94,6 +102,8 @@ impl Connection {
             blind_reads: AtomicU32::new(0),
             patience: Patience::new(),
             next_attempt: AtomicU32::new(settings.upgrade_after),
+            covered: AtomicU8::new(if settings.verbs.peers.is_empty() { NO } else { UNKNOWN }),
+            pending: Mutex::new(None),
             bargain: Mutex::new(Bargain::default()),
         }
     }
@@ -132,6 +142,15 @@ impl Connection {
         unsafe { segment.as_ref() }
     }
 
+    /// What carries the bytes of an active connection, for logs.
+    pub fn fabric(&self) -> &'static str {
+        if self.covered.load(Ordering::Relaxed) == YES {
+            "verbs, if the peer agrees"
+        } else {
+            "shared memory"
+        }
+    }
+
     /// Whether bytes may have left TCP, so that calls must not reach the kernel unexamined.
     pub fn is_active(&self) -> bool {
         match self.block.state() {
@@ -155,6 +174,13 @@ impl Connection {
     /// Notes one I/O call and, now and then, tries to leave TCP. To be called at the start of a call,
     /// while the connection is plain. `sole` says whether no other thread is inside a call on it.
     pub fn approach(&self, fd: i32, sole: impl Fn() -> bool) {
+        if self.is_covered(fd) {
+            return self.await_greeting(fd);
+        }
+        if !settings().shm {
+            self.block.pin(Reason::Disabled);
+            return;
+        }
         let calls = self.block.calls.load(Ordering::Relaxed).wrapping_add(1);
         self.block.calls.store(calls, Ordering::Relaxed);
         if calls >= self.next_attempt.load(Ordering::Relaxed) {
@@ -288,7 +314,7 @@ impl Connection {
         }
     }
 
-    fn enter(&self, fd: BorrowedFd<'_>, segment: Segment) {
+    pub(crate) fn enter(&self, fd: BorrowedFd<'_>, segment: Segment) {
         use rustix::net::sockopt;
         // A bell is one small segment: Nagle's algorithm would hold it back until the last one is acknowledged,
         // which the peer delays (40 ms).
@@ -314,6 +340,9 @@ impl Connection {
     /// Keeps the connection on TCP because of what the application is about to do. False if it has left TCP
     /// already.
     pub fn pin(&self, reason: Reason) -> bool {
+        if self.may_hear_hello() {
+            return false;
+        }
         loop {
             match self.block.state() {
                 State::Plain | State::Pinned if self.block.pin(reason) => {
@@ -337,6 +366,9 @@ impl Connection {
         let Ok(_guard) = self.block.recv_lock.lock(process::thread()) else { return false };
         let withdrawn = self.block.role() == Role::Server
             && self.side_length() == 0
+            && self
+                .segment()
+                .is_some_and(|segment| segment.greeting() == Greeting::Done && segment.link().is_none())
             && self.segment().is_some_and(Segment::refuse)
             && self.block.advance(State::Active, State::Switching);
         if withdrawn {
@@ -350,12 +382,26 @@ impl Connection {
     pub fn finish(&self, fd: i32, abort: bool) {
         let Some(segment) = self.segment().filter(|segment| segment.is_ready()) else { return };
         self.take_leftover_bells(fd, segment);
-        let (incoming, _) = segment.incoming();
+        let incoming = segment.incoming();
         let unread = !incoming.is_empty() || self.side_length() > 0;
         let late = if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 };
         let reset = if abort || unread { end::RESET | late } else { 0 };
         // No bell: the kernel's FIN follows at once and wakes everybody.
-        segment.outgoing().0.finish(end::FIN | end::CLOSED | reset);
+        segment.finish(end::FIN | end::CLOSED | reset);
+        // To a peer that has closed nothing gets through any more.
+        let gone = segment.incoming().end() & end::CLOSED != 0 || tcp::peer_has_closed(fd);
+        if let Some(link) = segment.link().filter(|_| !gone) {
+            link.finish();
+        }
+    }
+
+    /// The process ends without having closed it: what has been posted must arrive first.
+    pub fn settle_fabric(&self) {
+        let Some(segment) = self.segment() else { return };
+        let gone = self.block.has(flag::PEER_GONE) || segment.incoming().end() & end::CLOSED != 0;
+        if let Some(link) = segment.link().filter(|link| !gone && link.is_usable()) {
+            link.finish();
+        }
     }
 
     /// Internal file descriptors that belong to this connection.

@@ -64,13 +64,22 @@ impl Armed {
     /// To be called after a publish and a full fence: whether it has to ring. `rung_for` remembers for
     /// which sequence the publisher's side last rang.
     fn claim_bell(&self, rung_for: &AtomicU32) -> bool {
-        let word = self.0.load(Ordering::Relaxed);
-        if word as u32 == 0 {
-            return false;
-        }
-        let sequence = (word >> 32) as u32;
-        rung_for.load(Ordering::Relaxed) != sequence && rung_for.swap(sequence, Ordering::AcqRel) != sequence
+        claim(self.word(), rung_for)
     }
+
+    /// The word itself.
+    pub(crate) fn word(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether somebody sleeps, by the `word` of [`Armed`], for whom nobody has rung.
+fn claim(word: u64, rung_for: &AtomicU32) -> bool {
+    if word as u32 == 0 {
+        return false;
+    }
+    let sequence = (word >> 32) as u32;
+    rung_for.load(Ordering::Relaxed) != sequence && rung_for.swap(sequence, Ordering::AcqRel) != sequence
 }
 
 /// Words that change seldom; written by the producer.
@@ -225,5 +234,17 @@ impl Control {
     /// Consumer, after it released space: whether a producer that sleeps for space has to be rung for.
     pub(crate) fn claim_space_bell(&self) -> bool {
         self.space_armed.0.claim_bell(&self.rung.0.space_for)
+    }
+
+    /// As after [`Self::publish`], where the peer's `data_armed` has come as `word`.
+    #[cfg(not(loom))]
+    pub(crate) fn claim_data_bell_of(&self, word: u64) -> bool {
+        claim(word, &self.rung.0.data_for)
+    }
+
+    /// As [`Self::claim_space_bell`], where the peer's `space_armed` has come as `word`.
+    #[cfg(not(loom))]
+    pub(crate) fn claim_space_bell_of(&self, word: u64) -> bool {
+        claim(word, &self.rung.0.space_for)
     }
 }

@@ -2,27 +2,40 @@
 //!
 //! [`connection`] is one connection's life; [`stream`] its bytes; [`wait`] and [`ready`] its sleepers. Below them are
 //! [`ring`], [`control`] and [`segment`] (what peers share), [`arena`] and [`lock`] (what forks share) and
-//! [`rendezvous`] (how two ends on one host meet).
+//! [`rendezvous`] (how two ends on one host meet). With another host the fabric is [`verbs`], and both ends meet by a
+//! [`greeting`] on the TCP connection itself.
 
 pub mod arena;
 pub mod buffers;
 #[cfg(not(loom))]
 pub mod connection;
 pub mod control;
+#[cfg(not(loom))]
+mod failover;
+#[cfg(not(loom))]
+pub mod greeting;
+#[cfg(not(loom))]
+mod introduction;
 pub mod lock;
+pub mod peers;
 pub mod process;
 #[cfg(not(loom))]
 pub mod ready;
 pub mod reason;
+#[cfg(not(loom))]
 pub mod rendezvous;
 pub mod ring;
+#[cfg(not(loom))]
 pub mod segment;
+#[cfg(not(loom))]
 pub mod settings;
 #[cfg(not(loom))]
 pub mod stream;
 mod sync;
 pub mod tcp;
 pub mod uninterrupted;
+#[cfg(not(loom))]
+pub mod verbs;
 #[cfg(not(loom))]
 pub mod wait;
 mod waiting;

@@ -42,7 +42,7 @@ impl Connection {
     /// on TCP the kernel has to be asked for: see [`Self::kernel_interest`].
     pub fn readiness(&self, asked: u32) -> u32 {
         let Some(segment) = self.segment() else { return 0 };
-        let incoming = segment.incoming().0;
+        let incoming = segment.incoming();
         let ended = incoming.end();
         let mut bits = 0;
         if self.readable() {
@@ -81,7 +81,7 @@ impl Connection {
             return true;
         }
         let Some(segment) = self.segment() else { return false };
-        let at = segment.incoming().0.rare.0.switched_at.load(Ordering::Acquire);
+        let at = segment.incoming().rare.0.switched_at.load(Ordering::Acquire);
         at != NOT_SWITCHED && self.block.tcp_received.load(Ordering::Relaxed) >= at
     }
 
@@ -103,15 +103,17 @@ impl Connection {
             self.grow_for_sleeper(segment);
         }
         let side = self.socket(fd, segment);
-        waiting::arm(&side, asked & bit::READ != 0, asked & bit::WRITE != 0)
+        let clear = waiting::arm(&side, asked & bit::READ != 0, asked & bit::WRITE != 0);
+        self.mend_if_failing(fd);
+        clear
     }
 
     /// Undoes [`Self::arm`].
     pub fn disarm(&self, asked: u32) {
         let Some(segment) = self.segment() else { return };
-        segment.incoming().0.data_armed.0.disarm();
+        segment.incoming().data_armed.0.disarm();
         if asked & bit::WRITE != 0 {
-            segment.outgoing().0.space_armed.0.disarm();
+            segment.outgoing().space_armed.0.disarm();
         }
     }
 
@@ -128,23 +130,40 @@ impl Connection {
         } else {
             waiting::arm_cold(&side, writes);
         }
+        self.mend_if_failing(fd);
+    }
+
+    fn mend_if_failing(&self, fd: i32) {
+        if self.is_failing() {
+            self.mend(fd);
+        }
     }
 
     /// Undoes [`Self::arm_cold`].
     pub fn disarm_cold(&self, writes: bool) {
         let Some(segment) = self.segment() else { return };
-        segment.incoming().0.data_armed.0.disarm();
+        segment.incoming().data_armed.0.disarm();
         if writes {
-            segment.outgoing().0.space_armed.0.disarm();
+            segment.outgoing().space_armed.0.disarm();
         }
     }
 
     /// The application's readiness, after the kernel reported `events` on the socket.
     pub fn interpret(&self, fd: i32, events: u32) -> u32 {
+        self.observe(fd, events) | self.readiness(bit::WRITE)
+    }
+
+    /// Takes note of `events` that the kernel reported on the socket. The bits among them that are the application's,
+    /// and that memory does not show.
+    pub fn observe(&self, fd: i32, events: u32) -> u32 {
         let Some(segment) = self.segment() else { return events };
         let mut bits = 0;
         if let Ok(_guard) = self.block.recv_lock.lock(process::thread()) {
-            if self.recv_settled() {
+            self.mend_locked(fd, segment);
+            if !self.greet(fd, segment) {
+                // Nothing of the application's is there yet.
+                bits |= events & bit::ALWAYS;
+            } else if self.recv_settled() {
                 if events & (bit::IN | bit::RDHUP | bit::ALWAYS) != 0 {
                     self.drain(fd, segment);
                 }
@@ -167,7 +186,7 @@ impl Connection {
         {
             bits |= bit::WRITE;
         }
-        bits | self.readiness(bit::WRITE)
+        bits
     }
 
     /// The pending error of `SO_ERROR`, cleared by telling. `kernel`: the kernel has just told of one on the socket, which

@@ -82,6 +82,24 @@ reasons! {
     BadOffer = 23 => "bad-offer",
     /// The other end's owner could not be asked for (no sock_diag in this kernel or container).
     NoDiag = 24 => "no-diag",
+    /// No libibverbs, or it can't be used.
+    NoVerbs = 25 => "no-verbs",
+    /// No RDMA port has the connection's address, or it can't be opened.
+    NoDevice = 26 => "no-device",
+    /// The RDMA port is down.
+    PortDown = 27 => "port-down",
+    /// Too little memory may be locked (`RLIMIT_MEMLOCK`).
+    MemLock = 28 => "memlock",
+    /// The queue pair could not be connected.
+    NoRoute = 29 => "no-route",
+    /// The greeting is of another version.
+    OtherVersion = 30 => "other-version",
+    /// The greeting is not signed with the shared key.
+    WrongKey = 31 => "wrong-key",
+    /// The server declined.
+    Refused = 32 => "refused",
+    /// The server's first bytes came before the client's.
+    PeerSpokeFirst = 33 => "peer-spoke-first",
 }
 
 impl fmt::Display for Reason {

@@ -1,7 +1,9 @@
 //! The memory that the two ends of an upgraded connection share, and nobody else.
 //!
 //! ```text
-//!        0  magic, version, nonce, ready
+//!        0  magic, version, nonce, ready, greeting and what else is said on TCP
+//!      256  what a peer on another host reads     (crate::verbs::link)
+//!      512  HELLO, until it is answered
 //!     1024  control words, client → server      (crate::control)
 //!     2048  control words, server → client
 //!     4096  windows, client → server            DIRECTION_BYTES, sparse
@@ -11,10 +13,15 @@
 //! ```
 //!
 //! A memfd, sealed against shrinking so that neither side can make the other fault (memfd_create(2), "File sealing").
+//! With a peer on another host ([`crate::verbs`]) the segment is this side's alone, and the fabric keeps its words in step
+//! with the peer's. Then the windows of the incoming direction hold the ring that the peer writes to, and those of the
+//! outgoing one an image of the peer's.
+//!
 //! A *side buffer* holds bytes that its owner took from the kernel before the application asked for them; it lies
 //! here, although only its owner uses it, because forks of the owner must find it.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -30,10 +37,16 @@ use thiserror::Error;
 
 use crate::arena::Role;
 use crate::control::Control;
-use crate::ring::{CLASSES, DIRECTION_BYTES, Memory, class_offset, class_size};
+use crate::reason::Reason;
+use crate::ring::{
+    CLASSES, Consumer, DIRECTION_BYTES, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size,
+};
+use crate::verbs::link::{self, Failed, Link};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
 const VERSION: u32 = 1;
+const FIGURES_OFFSET: usize = 256;
+const HELLO_OFFSET: usize = 512;
 const CONTROL_OFFSET: [usize; 2] = [1024, 2048];
 const DATA_OFFSET: usize = 4096;
 const WINDOWS: usize = DIRECTION_BYTES as usize;
@@ -47,6 +60,7 @@ pub const SEGMENT_BYTES: usize = DATA_OFFSET + 2 * WINDOWS + 2 * SIDE_BYTES;
 
 const READY: u32 = 1;
 const REFUSED: u32 = 2;
+const DOWN: u32 = 3;
 
 /// Secret of one segment, by which the receiver knows it for the one that was announced.
 pub type Nonce = [u8; 16];
@@ -73,12 +87,39 @@ struct Header {
     /// [`REFUSED`] if the server withdrew before.
     ready: AtomicU32,
     nonce: [AtomicU64; 2],
+    /// A [`Greeting`].
+    greeting: AtomicU32,
+    /// 1 once the client or server has tried to tell the peer by RDMA where its bytes leave TCP.
+    switching: AtomicU32,
+    /// Bytes that come again after a return to TCP.
+    skip: AtomicU64,
+}
+
+/// What is still to be said on TCP in front of the application's bytes, with a peer on another host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Greeting {
+    /// Nothing, or no more.
+    Done = 0,
+    /// Server: a HELLO may come first.
+    AwaitsHello = 1,
+    /// Client: HELLO goes out with the next bytes.
+    OwesHello = 2,
+    /// Client: the reply may come first.
+    AwaitsReply = 3,
+    /// Server: the reply goes out with the next bytes.
+    OwesReply = 4,
+    /// Back on TCP: bells may come, and then the peer's DOWN.
+    AwaitsDown = 5,
+    /// Back on TCP: what comes first has come before.
+    Skips = 6,
 }
 
 /// A mapped segment, seen from one of its ends. Unmapped when dropped.
 pub struct Segment {
     base: NonNull<u8>,
     role: Role,
+    link: OnceLock<Link>,
 }
 
 // SAFETY: the mapping is shared memory made of atomics and of bytes that are only copied.
@@ -94,6 +135,8 @@ impl fmt::Debug for Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
+        // Before the memory that it reaches goes.
+        self.link.take();
         // SAFETY: this is the mapping that `map` made, and nobody refers to it any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), SEGMENT_BYTES) };
     }
@@ -104,28 +147,44 @@ impl Segment {
     /// mmap(2) do; `EFBIG` when the process may not make files of this size (`RLIMIT_FSIZE`), `ENOSYS` when the
     /// kernel (before 5.14) can't reserve a window's pages ahead of use.
     pub fn create(nonce: Nonce) -> Result<(Self, OwnedFd), Errno> {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-        if limit.is_some_and(|limit| limit < SEGMENT_BYTES as u64) {
-            return Err(Errno::FBIG);
-        }
-        let fd = memfd_create("thallus-segment", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&fd, SEGMENT_BYTES as u64)?;
+        let (segment, fd) = Self::create_for(Role::Server)?;
         let smallest = class_size(0);
         fallocate(&fd, FallocateFlags::empty(), 0, DATA_OFFSET as u64 + smallest)?;
         fallocate(&fd, FallocateFlags::empty(), (DATA_OFFSET + WINDOWS) as u64, smallest)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let segment = Self::map(&fd, Role::Server)?;
         if !segment.can_populate() {
             return Err(Errno::NOSYS);
         }
-        // The rest of a new file is zero.
-        (0..CONTROL_OFFSET.len()).for_each(|index| segment.direction(index).0.begin());
         let header = segment.header();
         for (word, half) in header.nonce.iter().zip(nonce_words(nonce)) {
             word.store(half, Ordering::Relaxed);
         }
         header.version.store(VERSION, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
+        Ok((segment, fd))
+    }
+
+    /// A segment of this side alone, for a peer on another host, to whom something is still to be said. Its windows have
+    /// no memory yet. Fails as [`Self::create`] does.
+    pub fn create_alone(role: Role, greeting: Greeting) -> Result<Self, Errno> {
+        let (segment, fd) = Self::create_for(role)?;
+        fallocate(&fd, FallocateFlags::empty(), 0, DATA_OFFSET as u64)?;
+        segment.set_greeting(greeting);
+        Ok(segment)
+    }
+
+    fn create_for(role: Role) -> Result<(Self, OwnedFd), Errno> {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if limit.is_some_and(|limit| limit < SEGMENT_BYTES as u64) {
+            return Err(Errno::FBIG);
+        }
+        let fd = memfd_create("thallus-segment", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, SEGMENT_BYTES as u64)?;
+        let segment = Self::map(&fd, role)?;
+        // The rest of a new file is zero.
+        for index in 0..CONTROL_OFFSET.len() {
+            segment.direction(index).0.begin();
+        }
         Ok((segment, fd))
     }
 
@@ -168,7 +227,7 @@ impl Segment {
             )?
         };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, role })
+        Ok(Self { base, role, link: OnceLock::new() })
     }
 
     fn header(&self) -> &Header {
@@ -178,7 +237,8 @@ impl Segment {
 
     /// Whether the client has mapped the segment.
     pub fn is_ready(&self) -> bool {
-        self.header().ready.load(Ordering::Acquire) == READY
+        let ready = self.header().ready.load(Ordering::Acquire);
+        ready == READY || (ready == 0 && self.link().is_some_and(Link::peer_is_ready) && self.settle(READY))
     }
 
     /// Client: tells the server that both sides have the segment. False if the server has withdrawn.
@@ -186,9 +246,76 @@ impl Segment {
         self.settle(READY)
     }
 
-    /// Server: withdraws. False if the client was faster: then the segment is in use.
+    /// Withdraws. False if the other side was faster: then the segment is in use. A peer on another host that has been
+    /// replied to can't be told any more, but sees the end of the TCP stream.
     pub fn refuse(&self) -> bool {
-        self.settle(REFUSED)
+        if self.link().is_some() { !self.is_ready() } else { self.settle(REFUSED) }
+    }
+
+    /// What is still to be said on TCP.
+    pub fn greeting(&self) -> Greeting {
+        match self.header().greeting.load(Ordering::Acquire) {
+            1 => Greeting::AwaitsHello,
+            2 => Greeting::OwesHello,
+            3 => Greeting::AwaitsReply,
+            4 => Greeting::OwesReply,
+            5 => Greeting::AwaitsDown,
+            6 => Greeting::Skips,
+            _ => Greeting::Done,
+        }
+    }
+
+    /// See [`Self::greeting`].
+    pub fn set_greeting(&self, greeting: Greeting) {
+        self.header().greeting.store(greeting as u32, Ordering::Release);
+    }
+
+    /// Over for good: both directions are back on TCP, or go there.
+    pub(crate) fn take_down(&self) {
+        self.header().ready.store(DOWN, Ordering::SeqCst);
+    }
+
+    /// Bytes that come again after a return to TCP, for [`Greeting::Skips`].
+    pub(crate) fn skip(&self) -> &AtomicU64 {
+        &self.header().skip
+    }
+
+    /// Whether this side has tried to tell the peer where its bytes leave TCP.
+    pub(crate) fn switching(&self) -> &AtomicU32 {
+        &self.header().switching
+    }
+
+    /// Where a HELLO waits for the process that answers it: room for one. Used under the direction locks.
+    pub(crate) fn hello(&self) -> NonNull<u8> {
+        // SAFETY: inside the mapping; see the layout above.
+        unsafe { self.base.add(HELLO_OFFSET) }
+    }
+
+    /// The queue pair to a peer on another host, once it is connected.
+    pub fn link(&self) -> Option<&Link> {
+        self.link.get()
+    }
+
+    /// Makes the queue pair for a segment made by [`Self::create_alone`]. It is not used before [`Self::attach`].
+    pub(crate) fn make_link(&self, local: SocketAddr) -> Result<Link, Reason> {
+        let offset = |bytes: usize| {
+            // SAFETY: all inside the mapping; see the layout above.
+            unsafe { self.base.add(bytes) }
+        };
+        let (ours, theirs) = (self.role as usize, 1 - self.role as usize);
+        let place = link::Place {
+            control: self.base,
+            figures: FIGURES_OFFSET as u64,
+            inbox: offset(DATA_OFFSET + theirs * WINDOWS),
+            outbox: offset(DATA_OFFSET + ours * WINDOWS),
+        };
+        // SAFETY: the link goes before the mapping: `attach` puts it under the care of `drop`, and so does whoever holds it.
+        unsafe { Link::create(local, place) }
+    }
+
+    /// Uses `link` from now on.
+    pub(crate) fn attach(&self, link: Link) {
+        let _ = self.link.set(link);
     }
 
     fn settle(&self, outcome: u32) -> bool {
@@ -208,20 +335,145 @@ impl Segment {
         (control, Windows { base })
     }
 
-    /// The direction in which this side sends.
-    pub fn outgoing(&self) -> (&Control, Windows) {
-        self.direction(self.role as usize)
+    /// The words of the direction in which this side sends.
+    pub fn outgoing(&self) -> &Control {
+        let control = self.direction(self.role as usize).0;
+        if let Some(link) = self.link() {
+            link.note_credit(control);
+        }
+        control
     }
 
-    /// The direction in which this side receives.
-    pub fn incoming(&self) -> (&Control, Windows) {
-        self.direction(1 - self.role as usize)
+    /// The words of the direction in which this side receives.
+    pub fn incoming(&self) -> &Control {
+        let control = self.direction(1 - self.role as usize).0;
+        if let Some(link) = self.link() {
+            link.scan(control);
+        }
+        control
+    }
+
+    /// The sending end. The caller holds the send lock.
+    pub(crate) fn outlet(&self) -> Outlet<'_> {
+        let control = self.outgoing();
+        Outlet { control, memory: self.direction(self.role as usize).1, link: self.link() }
+    }
+
+    /// The receiving end. The caller holds the receive lock.
+    pub(crate) fn inlet(&self) -> Inlet<'_> {
+        let control = self.incoming();
+        Inlet { control, memory: self.direction(1 - self.role as usize).1, link: self.link() }
+    }
+
+    /// Before a sleep, after the sleepers have been announced: makes the peer's host know of them, and this one of what
+    /// it has done. On one host both do at once. Fails if the fabric has.
+    pub(crate) fn sync(&self) -> Result<(), Errno> {
+        match self.link().filter(|_| self.is_ready()) {
+            Some(link) => link.sync(self.incoming(), self.outgoing()),
+            None => Ok(()),
+        }
+    }
+
+    /// Marks the end of what this side sends; bits of [`crate::control::end`]. True if a sleeper has to be rung for.
+    pub(crate) fn finish(&self, bits: u32) -> bool {
+        let outgoing = self.outgoing();
+        match self.link() {
+            None => outgoing.finish(bits),
+            Some(link) => link.announce_end(outgoing, bits),
+        }
     }
 
     /// This side's side buffer: [`SIDE_BYTES`] at the pointer.
     pub fn side(&self) -> NonNull<u8> {
         // SAFETY: inside the mapping; see the layout above.
         unsafe { self.base.add(DATA_OFFSET + 2 * WINDOWS + self.role as usize * SIDE_BYTES) }
+    }
+}
+
+/// The sending end of a direction, over whichever fabric.
+#[derive(Debug)]
+pub(crate) struct Outlet<'a> {
+    control: &'a Control,
+    memory: Windows,
+    link: Option<&'a Link>,
+}
+
+impl Outlet<'_> {
+    fn ring(&self) -> Producer<'_, Windows> {
+        Producer::new(self.control, &self.memory)
+    }
+
+    /// See [`Producer::has_room`].
+    pub(crate) fn has_room(&self) -> bool {
+        self.link.map_or_else(|| self.ring().has_room(), Link::has_room)
+    }
+
+    /// See [`Producer::push`].
+    ///
+    /// # Safety
+    /// `source` is readable for `length` bytes.
+    pub(crate) unsafe fn push(&self, source: *const u8, length: usize) -> Result<Pushed, Failed> {
+        match self.link {
+            // SAFETY: the caller's promise.
+            None => Ok(unsafe { self.ring().push(source, length) }?),
+            // SAFETY: the caller's promise.
+            Some(link) => unsafe { link.push(self.control, source, length) },
+        }
+    }
+
+    /// See [`Producer::grow`]. Registered memory does not grow.
+    pub(crate) fn grow(&self, wanted: u64, limit: u32) -> Result<bool, Lie> {
+        if self.link.is_some() { Ok(false) } else { self.ring().grow(wanted, limit) }
+    }
+
+    /// See [`Producer::shrink`].
+    pub(crate) fn shrink(&self) -> Result<bool, Lie> {
+        if self.link.is_some() { Ok(false) } else { self.ring().shrink() }
+    }
+
+    /// See [`Producer::come_home`].
+    pub(crate) fn come_home(&self) -> Result<bool, Lie> {
+        if self.link.is_some() { Ok(false) } else { self.ring().come_home() }
+    }
+}
+
+/// The receiving end of a direction, over whichever fabric.
+#[derive(Debug)]
+pub(crate) struct Inlet<'a> {
+    control: &'a Control,
+    memory: Windows,
+    link: Option<&'a Link>,
+}
+
+impl Inlet<'_> {
+    fn ring(&self) -> Consumer<'_, Windows> {
+        Consumer::new(self.control, &self.memory)
+    }
+
+    /// See [`Consumer::available`].
+    pub(crate) fn available(&self) -> Result<u64, Lie> {
+        if self.link.is_some() { Ok(self.control.used()) } else { self.ring().available() }
+    }
+
+    /// See [`Consumer::peek`].
+    ///
+    /// # Safety
+    /// `target` is writable for `length` bytes.
+    pub(crate) unsafe fn peek(&self, skip: u64, target: *mut u8, length: usize) -> Result<usize, Lie> {
+        match self.link {
+            // SAFETY: the caller's promise.
+            None => unsafe { self.ring().peek(skip, target, length) },
+            // SAFETY: the caller's promise.
+            Some(link) => unsafe { link.peek(self.control, skip, target, length) },
+        }
+    }
+
+    /// See [`Consumer::consume`].
+    pub(crate) fn consume(&self, count: usize) -> Result<Popped, Lie> {
+        match self.link {
+            None => self.ring().consume(count),
+            Some(link) => link.consume(self.control, count),
+        }
     }
 }
 
@@ -275,7 +527,6 @@ impl Windows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ring::{Consumer, Producer};
 
     const NONCE: Nonce = *b"0123456789abcdef";
 
@@ -283,14 +534,12 @@ mod tests {
     fn bytes_cross_between_two_mappings() {
         let (server, fd) = Segment::create(NONCE).unwrap();
         let client = Segment::accept(&fd, NONCE).unwrap();
-        let (control, memory) = server.outgoing();
         // SAFETY: the source is a live array.
-        let pushed = unsafe { Producer::new(control, &memory).push(b"hello".as_ptr(), 5) }.unwrap();
+        let pushed = unsafe { server.outlet().push(b"hello".as_ptr(), 5) }.unwrap();
         assert_eq!(pushed.bytes, 5);
-        let (control, memory) = client.incoming();
         let mut seen = [0; 8];
         // SAFETY: the target is a live array.
-        let popped = unsafe { Consumer::new(control, &memory).pop(seen.as_mut_ptr(), 8) }.unwrap();
+        let popped = unsafe { client.inlet().ring().pop(seen.as_mut_ptr(), 8) }.unwrap();
         assert_eq!((&seen[..popped.bytes], popped.emptied), (&b"hello"[..], true));
     }
 

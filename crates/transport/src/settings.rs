@@ -1,11 +1,13 @@
 //! What the environment asked for. Set once, before the first connection.
 
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use crate::peers::{Rule, same_host};
 use crate::rendezvous::Place;
 use crate::ring::{CLASSES, class_size};
 use crate::tcp;
@@ -15,6 +17,8 @@ use crate::tcp;
 pub struct Settings {
     /// Whether connections may be upgraded to shared memory at all.
     pub shm: bool,
+    /// Whether connections may be upgraded to RDMA, with whom, and how.
+    pub verbs: Verbs,
     /// Server ports whose connections may be upgraded, as inclusive ranges; empty for all.
     pub ports: Vec<(u16, u16)>,
     /// I/O calls on a connection before it looks for its peer.
@@ -33,6 +37,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             shm: true,
+            verbs: Verbs::default(),
             ports: Vec::new(),
             upgrade_after: 8,
             spin_ns: 100_000,
@@ -40,6 +45,47 @@ impl Default for Settings {
             place: stay,
             sleep: Sleep { recv: tcp::recv, poll },
         }
+    }
+}
+
+/// Choices for the fabric between hosts.
+#[derive(Clone, Debug)]
+pub struct Verbs {
+    /// Which peers have this library; none: no connection is upgraded to RDMA.
+    pub peers: Vec<Rule>,
+    /// Also with peers on this host.
+    pub on_one_host: bool,
+    /// The secret by which greetings are signed.
+    pub key: Option<Vec<u8>>,
+    /// Bytes of each ring, if as much memory may be locked.
+    pub ring: u64,
+    /// Service level of the path.
+    pub service_level: u8,
+    /// Acknowledgement timeout: 4.096 µs · 2ⁿ (InfiniBand Architecture, "Local ACK Timeout").
+    pub timeout: u8,
+    /// Retries before a queue pair fails. With 7 soft-RoCE never gives up.
+    pub retries: u8,
+}
+
+impl Default for Verbs {
+    fn default() -> Self {
+        Self {
+            peers: Vec::new(),
+            on_one_host: false,
+            key: None,
+            ring: 2 << 20,
+            service_level: 0,
+            timeout: 14,
+            retries: 6,
+        }
+    }
+}
+
+impl Verbs {
+    /// Whether a connection between these addresses, with this server port, is to begin with a greeting.
+    pub fn covers(&self, local: SocketAddr, peer: SocketAddr, server_port: u16) -> bool {
+        self.peers.iter().any(|rule| rule.names(peer.ip(), server_port))
+            && (self.on_one_host || !same_host(local, peer))
     }
 }
 

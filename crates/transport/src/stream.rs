@@ -1,7 +1,7 @@
 //! The byte stream of an active connection, through whichever door it goes now.
 //!
 //! Each direction runs through TCP up to a byte count that its sender publishes when it leaves, and through
-//! the ring from there. After that count TCP carries only *frames*, of which there is one: [`BELL`].
+//! the ring from there. After that count TCP carries only *frames*: [`BELL`], and between hosts DOWN ([`crate::failover`]).
 //!
 //! ```text
 //!  sender     TCP bytes ………… switched_at │ ring bytes …………      bells when a sleeper armed
@@ -19,14 +19,19 @@ use crate::buffers::Buffers;
 use crate::connection::Connection;
 use crate::control::{Control, end};
 use crate::lock::Guard;
-use crate::ring::{Consumer, HOT_CLASS, Lie, Producer, class_size};
-use crate::segment::{SIDE_BYTES, Segment, Windows};
+use crate::ring::{HOT_CLASS, Lie, class_size};
+use crate::segment::{Greeting, Outlet, SIDE_BYTES, Segment};
 use crate::settings::settings;
+use crate::verbs::link::{Failed, Link};
 use crate::waiting::{self, Side, add};
 use crate::{process, tcp};
 
 /// The frame that wakes: one byte, no content.
 pub const BELL: u8 = 1;
+
+/// The fabric has failed: the connection is to go back to TCP before anything else ([`Connection::mend`]). No application
+/// sees it.
+pub(crate) const FAILED: Errno = Errno::NOLINK;
 
 /// Largest piece that is published at once, so that the reader of a long write starts early.
 const PIECE: usize = 32 << 10;
@@ -58,9 +63,12 @@ impl Connection {
         if self.is_closed() {
             return Err(Errno::BADF);
         }
+        self.mend_locked(fd, segment);
+        if !self.greet(fd, segment) {
+            return Err(Errno::AGAIN);
+        }
         let peek = flags & libc::MSG_PEEK != 0;
         let mut total = self.take_side(segment, target, flags);
-        let (control, memory) = segment.incoming();
         let socket = self.socket(fd, segment);
         while target.left() > 0 && !waiting::is_settled(&socket) {
             match self.take_tcp(&socket, target, flags) {
@@ -84,7 +92,7 @@ impl Connection {
             }
         }
         let from_tcp = total;
-        let consumer = Consumer::new(control, &memory);
+        let consumer = segment.inlet();
         loop {
             let count = if flags & libc::MSG_TRUNC != 0 && !peek {
                 let count = consumer.available().map_err(lie)?.min(target.left() as u64) as usize;
@@ -133,11 +141,14 @@ impl Connection {
 
     /// What a read of an empty ring means.
     fn nothing_there(&self, segment: &Segment) -> Result<usize, Errno> {
-        let (incoming, _) = segment.incoming();
+        let incoming = segment.incoming();
         let ended = incoming.end();
         let gone = self.block.has(flag::PEER_GONE);
         if !incoming.is_empty() {
             return Err(Errno::AGAIN);
+        }
+        if segment.link().is_some_and(Link::peer_lied) {
+            return Err(self.broken(Lie));
         }
         if self.untold_reset(segment) == Some(Errno::CONNRESET) {
             return Err(Errno::CONNRESET);
@@ -153,12 +164,12 @@ impl Connection {
     /// (`tcp_reset` of net/ipv4/tcp_input.c). A process that died without having taken all that this side sent has
     /// reset it, too.
     pub(crate) fn reset(&self, segment: &Segment) -> Option<Errno> {
-        let ended = segment.incoming().0.end();
+        let ended = segment.incoming().end();
         let ended_before = self.block.has(flag::VOID)
             || (ended & end::FIN != 0 && (ended & end::RESET == 0 || ended & end::LATE != 0));
         let was_reset = ended & end::RESET != 0
             || self.block.has(flag::RESET)
-            || (!ended_before && self.block.has(flag::PEER_GONE) && !segment.outgoing().0.is_empty());
+            || (!ended_before && self.block.has(flag::PEER_GONE) && !segment.outgoing().is_empty());
         was_reset.then_some(if ended_before { Errno::PIPE } else { Errno::CONNRESET })
     }
 
@@ -244,11 +255,14 @@ impl Connection {
             return Err(Errno::BADF);
         }
         if !self.send_switched(segment) {
+            if segment.link().is_some_and(Link::has_failed) {
+                return Err(FAILED);
+            }
             return self.send_tcp(fd, source, flags);
         }
-        let (control, memory) = segment.outgoing();
-        let producer = Producer::new(control, &memory);
-        if block.has(flag::PEER_GONE) || segment.incoming().0.end() & end::CLOSED != 0 {
+        let producer = segment.outlet();
+        let control = segment.outgoing();
+        if block.has(flag::PEER_GONE) || segment.incoming().end() & end::CLOSED != 0 {
             return self.send_into_void(fd, segment, source);
         }
         if control.used() >= BLIND_PUSHES && self.is_blind(control) && self.peer_is_gone(fd) {
@@ -263,7 +277,17 @@ impl Connection {
             let (piece, length) = source.piece();
             // SAFETY: the application vouches for its buffer; the window bounds are the ring's.
             let pushed = unsafe { producer.push(piece, length.min(PIECE)) };
-            let pushed = pushed.map_err(|lie_| self.broken(lie_))?;
+            let pushed = match pushed {
+                Ok(pushed) => pushed,
+                Err(Failed::Lie) => return Err(self.broken(Lie)),
+                Err(Failed::Device(Errno::CONNRESET)) => {
+                    // What has been posted is kept until it is credited, and sent again.
+                    let failed = self.fabric_failed(segment);
+                    add(&block.ring_sent, total as u64);
+                    return if total > 0 { Ok(total) } else { Err(failed) };
+                }
+                Err(Failed::Device(errno)) => return Err(errno),
+            };
             if pushed.ring {
                 self.ring(fd, segment);
             }
@@ -290,12 +314,7 @@ impl Connection {
     /// Opens a larger window if the ring is full: at once while it stays in cache, beyond that only if the reader
     /// has taken nothing since the ring was last full or changed its window: then the program may count on the kernel's
     /// capacity. Whoever would sleep asks [`Self::grow_for_sleeper`].
-    fn make_room(
-        &self,
-        producer: &Producer<'_, Windows>,
-        control: &Control,
-        wanted: u64,
-    ) -> Result<bool, Lie> {
+    fn make_room(&self, producer: &Outlet<'_>, control: &Control, wanted: u64) -> Result<bool, Lie> {
         let largest = settings().largest_class;
         let tail = control.tail();
         let stopped = self.block.full_at.swap(tail, Ordering::Relaxed) == tail;
@@ -308,7 +327,7 @@ impl Connection {
         self.grow_beyond_cache(producer, wanted)
     }
 
-    fn grow_beyond_cache(&self, producer: &Producer<'_, Windows>, wanted: u64) -> Result<bool, Lie> {
+    fn grow_beyond_cache(&self, producer: &Outlet<'_>, wanted: u64) -> Result<bool, Lie> {
         let grown = producer.grow(wanted, settings().largest_class)?;
         if grown {
             self.block.roomy.store(1, Ordering::Relaxed);
@@ -331,22 +350,35 @@ impl Connection {
 
     /// Whether this side sends through the ring; moves it there if both sides are ready. The caller holds
     /// the send lock.
-    fn send_switched(&self, segment: &Segment) -> bool {
+    pub(crate) fn send_switched(&self, segment: &Segment) -> bool {
         if self.block.send_switched.load(Ordering::Relaxed) != 0 {
             return true;
         }
         if !segment.is_ready() {
             return false;
         }
-        self.block.raise(flag::READY);
+        let verbs = if segment.link().is_some() { flag::VERBS } else { 0 };
+        self.block.raise(flag::READY | verbs);
         // The hooks' own count: it was equal to the kernel's when the connection left `Plain`.
         let sent = self.block.tcp_sent.load(Ordering::Relaxed);
-        segment.outgoing().0.rare.0.switched_at.store(sent, Ordering::SeqCst);
+        if let Some(link) = segment.link() {
+            segment.switching().store(1, Ordering::SeqCst);
+            if link.announce_switch(sent).is_err() {
+                self.fabric_failed(segment);
+                return false;
+            }
+        }
+        segment.outgoing().rare.0.switched_at.store(sent, Ordering::SeqCst);
         self.block.send_switched.store(1, Ordering::Release);
         true
     }
 
-    fn send_tcp(&self, fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+    pub(crate) fn send_tcp(&self, fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+        if let Some(segment) = self.segment()
+            && matches!(segment.greeting(), Greeting::OwesHello | Greeting::OwesReply)
+        {
+            return self.send_with_greeting(fd, segment, source, flags);
+        }
         let mut list = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
         let count = source.window(u64::MAX, &mut list);
         let sent = transmit(fd, &mut list[..count], flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)?;
@@ -389,7 +421,7 @@ impl Connection {
     /// Takes spent bells away, as [`waiting::drain`] does; but where nobody sleeps, not before there are some: each time
     /// costs a system call, and whoever goes to sleep looks after those that would wake it.
     pub(crate) fn drain(&self, fd: i32, segment: &Segment) {
-        let (incoming, outgoing) = (segment.incoming().0, segment.outgoing().0);
+        let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
         let someone_sleeps = incoming.data_armed.0.has_sleepers() || outgoing.space_armed.0.has_sleepers();
         if someone_sleeps || self.unread_bells(segment) >= MOST_BELLS {
             waiting::drain(&self.socket(fd, segment));
@@ -397,7 +429,7 @@ impl Connection {
     }
 
     fn unread_bells(&self, segment: &Segment) -> u64 {
-        let rung = segment.incoming().0.rung.0.count.load(Ordering::Relaxed);
+        let rung = segment.incoming().rung.0.count.load(Ordering::Relaxed);
         rung.wrapping_sub(self.block.drained.load(Ordering::Relaxed))
     }
 
@@ -431,7 +463,22 @@ impl Connection {
             return 0;
         }
         let mut scratch = [0u8; 64];
-        let most = usize::try_from(most).unwrap_or(scratch.len()).min(scratch.len());
+        let mut most = usize::try_from(most).unwrap_or(scratch.len()).min(scratch.len());
+        if let Some(link) = self.segment().and_then(Segment::link) {
+            // SAFETY: `scratch` is writable for `most` bytes.
+            let seen =
+                unsafe { tcp::recv(fd, scratch.as_mut_ptr(), most, libc::MSG_DONTWAIT | libc::MSG_PEEK) };
+            let seen = seen.map_or(&scratch[..0], |count| &scratch[..count]);
+            let bells = seen.iter().take_while(|&&byte| byte == BELL).count();
+            if bells < seen.len() {
+                // The peer goes back to TCP. What it says stays, for who reads next.
+                link.fail();
+            }
+            if bells == 0 && !seen.is_empty() {
+                return 0;
+            }
+            most = bells.max(1);
+        }
         // SAFETY: `scratch` is writable for `most` bytes.
         match unsafe { tcp::recv(fd, scratch.as_mut_ptr(), most, libc::MSG_DONTWAIT) } {
             Ok(0) => {
@@ -460,10 +507,13 @@ impl Connection {
 
     /// Moves TCP bytes that nobody has asked for yet out of the way of the bells behind them, but for the last if
     /// `keep_one`. True if none is left. The caller holds the receive lock.
-    fn absorb(&self, fd: i32, segment: &Segment, keep_one: bool) -> bool {
+    pub(crate) fn absorb(&self, fd: i32, segment: &Segment, keep_one: bool) -> bool {
         let socket = self.socket(fd, segment);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        if !self.greet(fd, segment) {
+            return false;
+        }
         // Not after a return to TCP: the kernel gives these bytes to the application.
         while self.block.state() == State::Active && !waiting::is_settled(&socket) {
             let stop = self.block.side_end.load(Ordering::Relaxed).min(SIDE_BYTES as u64) as usize;
@@ -508,7 +558,7 @@ impl Connection {
     pub(crate) fn note_reset(&self) {
         let unread = self.block.send_switched.load(Ordering::Acquire) == 0
             || self.block.has(flag::VOID)
-            || self.segment().is_some_and(|segment| !segment.outgoing().0.is_empty());
+            || self.segment().is_some_and(|segment| !segment.outgoing().is_empty());
         self.block.raise(flag::PEER_GONE | if unread { flag::RESET } else { 0 });
     }
 
@@ -521,8 +571,7 @@ impl Connection {
 
     /// Whether a write would be taken by the ring, as poll(2) means it.
     pub(crate) fn ring_has_space(&self, segment: &Segment) -> bool {
-        let (control, memory) = segment.outgoing();
-        Producer::new(control, &memory).has_room()
+        segment.outlet().has_room()
     }
 
     /// Grows the outgoing window for a sender that would sleep. Nobody sleeps while the ring could take more: the
@@ -533,8 +582,7 @@ impl Connection {
             return false;
         }
         let Ok(_guard) = self.block.send_lock.lock(process::thread()) else { return false };
-        let (control, memory) = segment.outgoing();
-        let producer = Producer::new(control, &memory);
+        let producer = segment.outlet();
         let grow = || -> Result<bool, Lie> {
             let within_cache = HOT_CLASS.min(settings().largest_class);
             Ok(producer.grow(1, within_cache)? || self.grow_beyond_cache(&producer, class_size(HOT_CLASS))?)
@@ -546,8 +594,7 @@ impl Connection {
     pub fn trim(&self) {
         let Some(segment) = self.segment() else { return };
         let Some(_guard) = self.block.send_lock.try_lock(process::thread()) else { return };
-        let (control, memory) = segment.outgoing();
-        if Producer::new(control, &memory).shrink() == Ok(true) {
+        if segment.outlet().shrink() == Ok(true) {
             self.block.roomy.store(0, Ordering::Relaxed);
         }
     }
@@ -561,7 +608,7 @@ impl Connection {
             return Ok(false);
         }
         self.block.raise(flag::SHUT_WR);
-        let rings = segment.outgoing().0.finish(end::FIN);
+        let rings = segment.finish(end::FIN);
         drop(guard);
         if rings {
             self.ring(fd, segment);
@@ -573,12 +620,14 @@ impl Connection {
     pub fn unread(&self, fd: i32) -> Result<u64, Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let _guard = self.block.recv_lock.lock(process::thread())?;
-        let (control, memory) = segment.incoming();
+        if !self.greet(fd, segment) {
+            return Ok(0);
+        }
         let mut total = self.side_length();
         if !waiting::is_settled(&self.socket(fd, segment)) {
             // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
             let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-            let at = control.rare.0.switched_at.load(Ordering::Acquire);
+            let at = segment.incoming().rare.0.switched_at.load(Ordering::Acquire);
             let left = at.saturating_sub(self.block.tcp_received.load(Ordering::Relaxed));
             let waiting = tcp::unread(borrowed)?;
             total += waiting.min(left);
@@ -586,12 +635,12 @@ impl Connection {
                 return Ok(total);
             }
         }
-        Ok(total + Consumer::new(control, &memory).available().map_err(lie)?)
+        Ok(total + segment.inlet().available().map_err(lie)?)
     }
 
     /// Bytes sent that the peer has not taken, for `SIOCOUTQ`.
     pub fn unsent(&self) -> u64 {
-        self.segment().map_or(0, |segment| segment.outgoing().0.used())
+        self.segment().map_or(0, |segment| segment.outgoing().used())
     }
 }
 
@@ -610,11 +659,11 @@ impl Side for Socket<'_> {
         Self: 'a;
 
     fn incoming(&self) -> &Control {
-        self.segment.incoming().0
+        self.segment.incoming()
     }
 
     fn outgoing(&self) -> &Control {
-        self.segment.outgoing().0
+        self.segment.outgoing()
     }
 
     fn drained(&self) -> &AtomicU64 {
@@ -656,6 +705,19 @@ impl Side for Socket<'_> {
     fn pause(&self) {
         rustix::thread::sched_yield();
     }
+
+    fn announce_bells(&self, count: u64) {
+        if let Some(link) = self.segment.link() {
+            // If it can't be told, nothing else gets through either.
+            let _ = link.announce_bells(count);
+        }
+    }
+
+    fn sync(&self) {
+        if self.segment.sync().is_err() {
+            self.connection.fabric_failed(self.segment);
+        }
+    }
 }
 
 fn receive(fd: i32, list: &mut [libc::iovec], flags: i32) -> Result<usize, Errno> {
@@ -667,7 +729,7 @@ fn receive(fd: i32, list: &mut [libc::iovec], flags: i32) -> Result<usize, Errno
     unsafe { tcp::recvmsg(fd, &raw mut message, flags) }
 }
 
-fn transmit(fd: i32, list: &mut [libc::iovec], flags: i32) -> Result<usize, Errno> {
+pub(crate) fn transmit(fd: i32, list: &mut [libc::iovec], flags: i32) -> Result<usize, Errno> {
     let message = message(list);
     // SAFETY: the message refers to `list`, whose buffers the application vouches for.
     unsafe { tcp::sendmsg(fd, &raw const message, flags) }

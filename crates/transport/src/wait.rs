@@ -19,7 +19,9 @@ use crate::buffers::Buffers;
 use crate::connection::Connection;
 use crate::control::{NOT_SWITCHED, end};
 use crate::settings::settings;
+use crate::stream::FAILED;
 use crate::uninterrupted::Descriptor;
+use crate::verbs::link::Link;
 use crate::{process, waiting};
 
 /// How long one connection, or one set of them, spins: it follows how soon data used to come.
@@ -308,6 +310,11 @@ impl Connection {
             match self.try_send(fd, source, flags) {
                 Ok(count) => total += count,
                 Err(Errno::AGAIN) => {}
+                Err(FAILED) if self.is_failing() => {
+                    self.mend(fd);
+                    continue;
+                }
+                Err(FAILED) => return if total > 0 { Ok(total) } else { Err(Errno::CONNRESET) },
                 Err(errno) => return if total > 0 { Ok(total) } else { Err(self.told(errno)) },
             }
             if source.left() == 0 {
@@ -346,7 +353,11 @@ impl Connection {
         if self.side_length() > 0 || self.block.has(flag::PEER_GONE | flag::SHUT_RD) {
             return true;
         }
-        let (incoming, _) = segment.incoming();
+        if segment.link().is_some_and(Link::has_failed) {
+            // Nobody sleeps before it is mended.
+            return true;
+        }
+        let incoming = segment.incoming();
         if !incoming.has_news() {
             return false;
         }
@@ -360,7 +371,7 @@ impl Connection {
     /// Whether there are bytes in the ring, though bytes that still come over TCP may precede them. Nobody rings for
     /// them again, and an edge on the socket for those may have been reported long ago.
     pub fn is_stirring(&self) -> bool {
-        self.segment().is_some_and(|segment| segment.incoming().0.has_news())
+        self.segment().is_some_and(|segment| segment.incoming().has_news())
     }
 
     fn wait_readable(&self, fd: i32, at_once: bool) -> Result<(), Errno> {
@@ -418,16 +429,17 @@ impl Connection {
         let has_space = || {
             self.ring_has_space(segment)
                 || self.block.has(flag::PEER_GONE)
-                || segment.incoming().0.end() & end::CLOSED != 0
+                || segment.link().is_some_and(|link| link.has_failed() || link.is_frozen())
+                || segment.incoming().end() & end::CLOSED != 0
         };
         loop {
-            let tail = segment.outgoing().0.tail();
+            let tail = segment.outgoing().tail();
             if self.patience.spin(has_space) == Spin::Done {
                 self.block.spin_hits.fetch_add(1, Ordering::Relaxed);
                 return Ok(());
             }
             // A reader at work soon makes room where the cache already is.
-            if segment.outgoing().0.tail() == tail {
+            if segment.outgoing().tail() == tail {
                 break;
             }
         }

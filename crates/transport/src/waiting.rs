@@ -47,12 +47,17 @@ pub(crate) trait Side {
     fn put_bell(&self) -> bool;
     /// Lets other threads run.
     fn pause(&self);
+    /// After sleepers have been announced, and before anybody looks whether there is a reason not to sleep: makes the
+    /// peer see them, and this side what the peer did before it could. Memory that both share does so by itself.
+    fn sync(&self) {}
+    /// Makes the peer see how many bells have been counted; as [`Self::sync`].
+    fn announce_bells(&self, _count: u64) {}
 }
 
 /// Wakes the peer's sleepers by a bell. It is counted first, so that whoever drains never takes one that is not.
 pub(crate) fn ring(side: &impl Side) {
     let count = &side.outgoing().rung.0.count;
-    count.fetch_add(1, Ordering::SeqCst);
+    side.announce_bells(count.fetch_add(1, Ordering::SeqCst) + 1);
     if !side.put_bell() {
         count.fetch_sub(1, Ordering::SeqCst);
     }
@@ -80,6 +85,9 @@ fn drain_counted(side: &impl Side, counted: u64) -> bool {
         outgoing.space_armed.0.renew();
     }
     fence(Ordering::SeqCst);
+    if someone_waits_for_data || someone_waits_for_space {
+        side.sync();
+    }
     if (someone_waits_for_data && incoming.has_news()) || (someone_waits_for_space && side.has_space()) {
         return false;
     }
@@ -95,6 +103,7 @@ pub(crate) fn sleep_for_data(
     {
         let _guard = side.lock()?;
         side.incoming().data_armed.0.arm();
+        side.sync();
         drain(side);
     }
     let result = if side.is_readable() { Ok(()) } else { sleep() };
@@ -119,6 +128,7 @@ pub(crate) fn sleep_for_space(
 ) -> Result<(), Errno> {
     let armed = &side.outgoing().space_armed.0;
     armed.arm();
+    side.sync();
     let clear = side.lock().map(|_guard| make_way(side) && drain(side) && is_settled(side));
     let result = clear.and_then(|clear| if done() { Ok(()) } else { sleep(clear) });
     armed.disarm();
@@ -150,6 +160,7 @@ pub(crate) fn arm_words(side: &impl Side, writes: bool) {
     if writes {
         side.outgoing().space_armed.0.arm();
     }
+    side.sync();
 }
 
 /// Takes unread bytes away from before the bell that a sleeper for space waits for. Whoever sleeps for data has to

@@ -509,7 +509,7 @@ impl Members {
             }
             let connection = member.connection();
             let before = connection.block.drained.load(Ordering::Relaxed);
-            let tcp = connection.interpret(member.io, reported);
+            let tcp = connection.observe(member.io, reported);
             let drained = connection.block.drained.load(Ordering::Relaxed) != before;
             let bits = member.report(tcp, round);
             if bits != 0 {

@@ -83,6 +83,14 @@ fn begin_to_watch() {
 }
 
 extern "C" fn before_fork() {
+    if config::may_have_peers() && config::has_peers() {
+        // The child could not use this process's queue pairs.
+        errno::keep(|| {
+            table::for_each(|_, connection, _| {
+                connection.leave_fabric(connection.block.owner_fd.load(Ordering::Relaxed).cast_signed());
+            });
+        });
+    }
     let mut quiet = table::quiesce();
     if let Some(quiet) = &mut quiet {
         quiet.for_each(|_, connection| {
@@ -183,6 +191,10 @@ static WRITTEN: AtomicBool = AtomicBool::new(false);
 /// The process ends now, by `_exit` or at the end of `exit`.
 pub(crate) fn exiting() {
     if !is_stranger() && !WRITTEN.swap(true, Ordering::SeqCst) {
+        if config::may_have_peers() && config::has_peers() {
+            // The kernel takes a queue pair from a dead process, with all that it has not sent yet.
+            errno::keep(|| table::for_each(|_, connection, _| connection.settle_fabric()));
+        }
         stats::write(true);
     }
 }

@@ -64,6 +64,11 @@ impl Call {
     pub(crate) fn is_active(&self, fd: i32) -> bool {
         let connection = self.connection();
         if connection.is_active() {
+            if connection.is_failing() {
+                errno::keep(|| connection.mend(fd));
+                log::warn!("fd {fd}: back on TCP");
+                ops::epoll::became_active(self.slot);
+            }
             return true;
         }
         if !self.slot.used.load(Ordering::Relaxed) {
@@ -75,13 +80,22 @@ impl Call {
             return false;
         }
         errno::keep(|| {
-            connection.approach(fd, || self.slot.holds.load(Ordering::SeqCst) % FD == USER);
-            if connection.is_active() {
-                log::info!("fd {fd}: shared memory");
-                ops::epoll::became_active(self.slot);
-            }
+            connection.approach(fd, || self.is_sole());
+            self.note_active(fd);
         });
         connection.is_active()
+    }
+
+    fn is_sole(&self) -> bool {
+        self.slot.holds.load(Ordering::SeqCst) % FD == USER
+    }
+
+    fn note_active(&self, fd: i32) {
+        let connection = self.connection();
+        if connection.is_active() {
+            log::info!("fd {fd}: {}", connection.fabric());
+            ops::epoll::became_active(self.slot);
+        }
     }
 }
 

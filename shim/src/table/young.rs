@@ -145,7 +145,9 @@ impl Young {
 
     /// With one more call, which is inside.
     fn visited(self) -> Result<Self, Refusal> {
-        let adult = ADULT.min(settings().upgrade_after as usize);
+        // A peer on another host may begin with a greeting, which takes more than a word to deal with.
+        let adult =
+            if settings().verbs.peers.is_empty() { ADULT.min(settings().upgrade_after as usize) } else { 1 };
         let calls = (self.0 & CALLS) / CALL;
         let full = self.0 & VISITS == VISITS;
         match (self.is_poor(), full) {
@@ -158,7 +160,7 @@ impl Young {
 
     /// Why it stayed on TCP, if it ends now.
     pub(crate) fn reason(self) -> Reason {
-        if !settings().shm {
+        if !settings().shm && settings().verbs.peers.is_empty() {
             Reason::Disabled
         } else if !settings().selects(self.port()) {
             Reason::NotSelected

@@ -168,7 +168,7 @@ fn is_refused(side: &Side) {
 
 fn listens_late(side: &Side) {
     let listener = quietly(|| calls::tcp_socket(side.family, 0)).expect("socket");
-    quietly(|| calls::bind(listener, side.family.loopback(0))).expect("bind");
+    quietly(|| calls::bind(listener, side.family.own(0))).expect("bind");
     side.tell(u64::from(listening_port(listener)));
     side.sync("refused");
     quietly(|| calls::listen(listener, 5)).expect("listen");
@@ -218,7 +218,7 @@ fn accepts_nobody(side: &Side) {
 fn bound_socket(side: &Side, port: u16) -> Fd {
     let fd = calls::tcp_socket(side.family, 0).expect("socket");
     calls::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).expect("SO_REUSEADDR");
-    calls::bind(fd, side.family.loopback(port)).expect("bind");
+    calls::bind(fd, side.family.own(port)).expect("bind");
     fd
 }
 
@@ -388,7 +388,7 @@ fn connects_to_itself(side: &Side) {
 /// Client and server in one thread of one process.
 fn both_ends(side: &Side) {
     let listener = side.listen_quietly();
-    let client = side.connect_to(side.family.loopback(listening_port(listener)));
+    let client = side.connect_to(side.family.own(listening_port(listener)));
     let server = side.accept(listener);
     for _ in 0..30 {
         send_all(client, b"question");
@@ -415,7 +415,7 @@ fn echoes_on_any(side: &Side) {
 fn connects_to_own_address(side: &Side) {
     let port = side.told() as u16;
     // A host without a network has no other address than loopback.
-    let address = side.family.own_address(port).unwrap_or(side.family.loopback(port));
+    let address = side.family.own_address(port).unwrap_or(side.family.own(port));
     let fd = side.connect_to(address);
     request_echoes(fd, 30, 500);
     say!("30 echoes");

@@ -259,7 +259,7 @@ fn reusable_listener(side: &Side, port: u16) -> Fd {
     quietly(|| {
         let listener = calls::tcp_socket(side.family, 0).expect("socket");
         calls::set_option(listener, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).expect("SO_REUSEPORT");
-        calls::bind(listener, side.family.loopback(port)).expect("bind");
+        calls::bind(listener, side.family.own(port)).expect("bind");
         calls::listen(listener, 64).expect("listen");
         listener
     })

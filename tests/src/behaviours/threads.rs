@@ -227,7 +227,7 @@ const CLOSES: u64 = 300;
 /// A thread reads without waiting until it is told that there is nothing to read from; another closes beside it.
 fn closes_under_reads(side: &Side) {
     let listener = side.listen_quietly();
-    let destination = side.family.loopback(listening_port(listener));
+    let destination = side.family.own(listening_port(listener));
     let (open, done) = (AtomicI32::new(-1), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -33,7 +33,7 @@ fn unix_sockets(_side: &Side) {
 
 fn datagrams(side: &Side) {
     let fd = calls::udp_socket(side.family).expect("socket");
-    calls::bind(fd, side.family.loopback(0)).expect("bind");
+    calls::bind(fd, side.family.own(0)).expect("bind");
     side.tell(u64::from(listening_port(fd)));
     side.sync("sent");
     await_readable(fd);

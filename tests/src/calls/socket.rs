@@ -19,12 +19,23 @@ pub enum Family {
 }
 
 impl Family {
-    /// This family's loopback address.
-    pub fn loopback(self, port: u16) -> SocketAddr {
+    /// This side's address in this family: loopback, unless the sides are to meet in a network (`THALLUS_TEST_OWN`).
+    pub fn own(self, port: u16) -> SocketAddr {
+        self.address("THALLUS_TEST_OWN", port)
+    }
+
+    /// The other side's address in this family (`THALLUS_TEST_OTHER`).
+    pub fn other(self, port: u16) -> SocketAddr {
+        self.address("THALLUS_TEST_OTHER", port)
+    }
+
+    fn address(self, variable: &str, port: u16) -> SocketAddr {
+        let given = std::env::var(variable).ok().and_then(|text| text.parse::<Ipv4Addr>().ok());
+        let v4 = given.unwrap_or(Ipv4Addr::LOCALHOST);
         match self {
-            Self::V4 => (Ipv4Addr::LOCALHOST, port).into(),
+            Self::V4 => (v4, port).into(),
             Self::V6 => (Ipv6Addr::LOCALHOST, port).into(),
-            Self::Mapped => (Ipv4Addr::LOCALHOST.to_ipv6_mapped(), port).into(),
+            Self::Mapped => (v4.to_ipv6_mapped(), port).into(),
         }
     }
 

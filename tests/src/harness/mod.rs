@@ -11,7 +11,7 @@ mod verdict;
 
 pub use diagnosis::{end_group, group_members, report};
 pub use library::library;
-pub use pair::{Preloaded, Report, Run, Variant, run};
+pub use pair::{Network, Preloaded, Report, Run, Variant, run};
 pub use postgres::Postgres;
 pub use scene::{Output, Scene, Service, free_port, program};
 pub use stats::{Stats, TOO_SHORT, read_stats};

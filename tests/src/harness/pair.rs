@@ -1,5 +1,6 @@
 //! Starts the two processes of a behaviour and waits for them.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -61,6 +62,50 @@ impl Variant {
     /// Over 127.0.0.1, warmed up, left side listening.
     pub const USUAL: Self =
         Self { family: Family::V4, rounds: 16, upgrade_after: 1, swapped: false, patience: DEADLINE };
+}
+
+/// Where the two sides meet (`THALLUS_TEST_NETWORK`): in a virtual machine of scripts/rdma-vm they leave TCP for verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// `loopback`, if nothing is said.
+    Loopback,
+    /// `one-host`: at one address, which a device has.
+    OneHost,
+    /// `two-hosts`: in two network namespaces with a device each.
+    TwoHosts,
+}
+
+impl Network {
+    /// What the environment asks for.
+    ///
+    /// # Errors
+    /// If it asks for none of these.
+    pub fn of_environment() -> Result<Self> {
+        match std::env::var("THALLUS_TEST_NETWORK").as_deref() {
+            Err(_) | Ok("loopback") => Ok(Self::Loopback),
+            Ok("one-host") => Ok(Self::OneHost),
+            Ok("two-hosts") => Ok(Self::TwoHosts),
+            Ok(other) => bail!("THALLUS_TEST_NETWORK={other}: loopback, one-host or two-hosts"),
+        }
+    }
+
+    /// What connections are to leave TCP for.
+    pub fn fabric(self) -> &'static str {
+        if self == Self::Loopback { "shm" } else { "verbs" }
+    }
+
+    fn host(self, left: bool) -> Option<&'static str> {
+        (self == Self::TwoHosts).then_some(if left { "a" } else { "b" })
+    }
+
+    fn addresses(self, left: bool) -> Option<[&'static str; 2]> {
+        match (self, left) {
+            (Self::Loopback, _) => None,
+            (Self::OneHost, _) => Some(["10.0.0.1"; 2]),
+            (Self::TwoHosts, true) => Some(["10.0.0.1", "10.0.0.2"]),
+            (Self::TwoHosts, false) => Some(["10.0.0.2", "10.0.0.1"]),
+        }
+    }
 }
 
 /// What one side left.
@@ -175,8 +220,39 @@ impl Place<'_> {
         fs::create_dir(&stats)?;
         fs::set_permissions(&stats, fs::Permissions::from_mode(0o777))?;
         let listens = self.left != variant.swapped;
-        let mut command = Command::new(program);
+        let network = Network::of_environment()?;
+        let mut command = Command::new("env");
+        if let Some(host) = network.host(self.left) {
+            command = Command::new("on");
+            command.args([host, "env"]);
+        }
+        command.arg("-i").args(["PATH=/usr/bin:/bin", "RUST_BACKTRACE=0"]);
+        if let Some([own, other]) = network.addresses(self.left) {
+            command.arg(format!("THALLUS_TEST_OWN={own}")).arg(format!("THALLUS_TEST_OTHER={other}"));
+        }
+        if preloaded {
+            let mut set = |name: &str, value: &OsStr| {
+                let mut assignment = OsString::from(name);
+                assignment.push("=");
+                assignment.push(value);
+                command.arg(assignment);
+            };
+            set("LD_PRELOAD", library()?.as_os_str());
+            set("THALLUS_UPGRADE_AFTER", variant.upgrade_after.to_string().as_ref());
+            set("THALLUS_STATS", stats.as_os_str());
+            if network != Network::Loopback {
+                set("THALLUS_FABRIC", "verbs".as_ref());
+                set("THALLUS_PEERS", "10.0.0.0/24".as_ref());
+            }
+            for (name, value) in behaviour.environment {
+                set(name, value.as_ref());
+            }
+            if let Some(level) = std::env::var_os("THALLUS_TEST_LOG") {
+                set("THALLUS_LOG", &level);
+            }
+        }
         command
+            .arg(program)
             .arg(name)
             .arg(if self.left { "left" } else { "right" })
             .arg(if listens { "listens" } else { "connects" })
@@ -187,23 +263,10 @@ impl Place<'_> {
             })
             .arg(variant.rounds.to_string())
             .current_dir("/")
-            .env_clear()
-            .env("PATH", "/usr/bin:/bin")
-            .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::from(control))
             .stdout(self.create("transcript")?)
             .stderr(self.create("stderr")?)
             .process_group(0);
-        if preloaded {
-            command
-                .env("LD_PRELOAD", library()?)
-                .env("THALLUS_UPGRADE_AFTER", variant.upgrade_after.to_string())
-                .env("THALLUS_STATS", &stats)
-                .envs(behaviour.environment.iter().copied());
-            if let Some(level) = std::env::var_os("THALLUS_TEST_LOG") {
-                command.env("THALLUS_LOG", level);
-            }
-        }
         command.spawn().with_context(|| program.display().to_string())
     }
 }

@@ -39,7 +39,12 @@ pub struct Stats {
 impl Stats {
     /// Connections over shared memory.
     pub fn over_shared_memory(&self) -> u64 {
-        self.upgraded.get("shm").copied().unwrap_or(0)
+        self.over("shm")
+    }
+
+    /// Connections that left TCP for `fabric`.
+    pub fn over(&self, fabric: &str) -> u64 {
+        self.upgraded.get(fabric).copied().unwrap_or(0)
     }
 
     /// Connections counted, whatever became of them.

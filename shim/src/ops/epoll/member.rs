@@ -50,7 +50,7 @@ struct Edge {
 impl Edge {
     fn of(connection: &Connection, bits: u32) -> Self {
         let Some(segment) = connection.segment() else { return Self { head: 0, ends: 0 } };
-        let head = segment.incoming().0.head().wrapping_add(connection.side_length());
+        let head = segment.incoming().head().wrapping_add(connection.side_length());
         Self { head, ends: bits & (bit::RDHUP | bit::ALWAYS) }
     }
 }

@@ -1,0 +1,292 @@
+//! The way back to TCP, without a byte lost, repeated or out of order: because the queue pair has failed, the peer has
+//! gone back, or the process is about to fork.
+//!
+//! Whoever goes first takes what has arrived in its ring, and sends on TCP, behind its bells, the frame DOWN and then all
+//! that the peer has not credited, and from there on its stream as ever. DOWN tells the stream position where that begins:
+//! the peer skips what it has already. It goes back as soon as it sees the frame, or finds out by itself; neither waits
+//! for the other.
+//!
+//! ```text
+//!   DOWN    u8 2 | u8 1 if the peer's bytes have left TCP, as this side knows | u64 stream position
+//! ```
+//!
+//! Afterwards the connection is as it was before it left TCP, with the hooks in between. What was in the ring is in the
+//! side buffer.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use crate::arena::flag;
+use crate::connection::Connection;
+use crate::control::NOT_SWITCHED;
+use crate::segment::{Greeting, SIDE_BYTES, Segment};
+use crate::stream::{BELL, FAILED};
+use crate::uninterrupted::Uninterrupted;
+use crate::verbs::link::Link;
+use crate::{process, tcp};
+
+/// The frame by which a side goes back to TCP.
+const DOWN: u8 = 2;
+/// Bytes of that frame.
+const LENGTH: usize = 10;
+
+/// What comes next on TCP, where frames do.
+enum Next {
+    /// Nothing yet.
+    Nothing,
+    /// A whole DOWN, which has been taken: whether the peer knows that this side's bytes have left TCP, and the position.
+    Down(bool, u64),
+    /// The stream's end, or its error.
+    End,
+    /// No frame.
+    Lie,
+}
+
+impl Connection {
+    /// The fabric has failed.
+    #[cold]
+    pub(crate) fn fabric_failed(&self, segment: &Segment) -> Errno {
+        if let Some(link) = segment.link() {
+            link.fail();
+        }
+        FAILED
+    }
+
+    /// Whether the fabric has failed, so that [`Self::mend`] has something to do.
+    pub fn is_failing(&self) -> bool {
+        self.segment().and_then(Segment::link).is_some_and(Link::has_failed)
+    }
+
+    /// Goes back to TCP if the fabric has failed.
+    #[cold]
+    pub fn mend(&self, fd: i32) {
+        let Some(segment) = self.segment() else { return };
+        if let Ok(_guard) = self.block.recv_lock.lock(process::thread()) {
+            self.mend_locked(fd, segment);
+        }
+    }
+
+    /// As [`Self::mend`]; the caller holds the receive lock.
+    pub(crate) fn mend_locked(&self, fd: i32, segment: &Segment) {
+        if let Some(link) = segment.link().filter(|link| link.has_failed()) {
+            self.go_back(fd, segment, link);
+        }
+    }
+
+    /// Goes back to TCP on purpose, if this process drives a queue pair for it: a fork could not use that.
+    pub fn leave_fabric(&self, fd: i32) {
+        let Some(segment) = self.segment() else { return };
+        let Some(link) = segment.link().filter(|link| link.is_usable() && !link.is_frozen()) else { return };
+        if let Ok(_guard) = self.block.recv_lock.lock(process::thread()) {
+            self.go_back(fd, segment, link);
+        }
+    }
+
+    /// The caller holds the receive lock.
+    #[cold]
+    fn go_back(&self, fd: i32, segment: &Segment, link: &Link) {
+        let _uninterrupted = Uninterrupted::begin();
+        let block = self.block;
+        let Ok(_guard) = block.send_lock.lock(process::thread()) else { return };
+        if link.is_frozen() || self.is_closed() {
+            return;
+        }
+        // Where bytes leave TCP, frames may follow.
+        if segment.is_ready() && link.is_usable() {
+            self.send_switched(segment);
+        }
+        let unsure = segment.switching().load(Ordering::SeqCst) != 0
+            && block.send_switched.load(Ordering::Acquire) == 0;
+        let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
+        link.freeze(incoming, outgoing);
+        let seen = incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED;
+        let kept = self.keep_what_came(fd, segment);
+        segment.take_down();
+        block.raise(flag::RETURNED);
+        incoming.rare.0.switched_at.store(NOT_SWITCHED, Ordering::SeqCst);
+        incoming.rung.0.count.store(block.drained.load(Ordering::Relaxed), Ordering::Relaxed);
+        block.recv_switched.store(0, Ordering::SeqCst);
+        segment.set_greeting(if seen { Greeting::AwaitsDown } else { Greeting::Done });
+        // Without the peer's word nobody knows how it takes the next byte.
+        let mut switched = block.send_switched.swap(0, Ordering::SeqCst) != 0;
+        if unsure {
+            match self.next_frame(fd) {
+                Next::Down(knows, position) => {
+                    self.begin_to_skip(segment, position);
+                    switched = knows;
+                }
+                _ => return self.lose(fd),
+            }
+        }
+        outgoing.rare.0.switched_at.store(NOT_SWITCHED, Ordering::SeqCst);
+        if !kept {
+            return self.lose(fd);
+        }
+        if switched {
+            let Some((position, bytes)) = link.uncredited(outgoing) else { return self.lose(fd) };
+            let mut frame = vec![DOWN, u8::from(seen)];
+            frame.extend(position.to_le_bytes());
+            frame.extend(bytes);
+            self.send_all(fd, segment, &frame);
+            outgoing.tail.0.store(outgoing.head(), Ordering::Release);
+        }
+        if block.has(flag::SHUT_WR) {
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            let _ =
+                rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(fd) }, rustix::net::Shutdown::Write);
+        }
+    }
+
+    /// Nothing can save the connection.
+    fn lose(&self, fd: i32) {
+        self.block.raise(flag::PEER_GONE | flag::RESET);
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let _ = rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(fd) }, rustix::net::Shutdown::Both);
+    }
+
+    /// Moves what is in the ring to the side buffer, behind what still comes over TCP before it. False if it can't be.
+    fn keep_what_came(&self, fd: i32, segment: &Segment) -> bool {
+        let incoming = segment.incoming();
+        // It was sent before the peer's bytes left TCP, so it is under way.
+        while incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED && !self.recv_settled() {
+            self.absorb(fd, segment, false);
+            if self.recv_settled() {
+                break;
+            }
+            if tcp::peer_has_closed(fd) || !wait_for(fd, PollFlags::IN) {
+                break;
+            }
+        }
+        let inlet = segment.inlet();
+        loop {
+            let used = usize::try_from(incoming.used()).unwrap_or(usize::MAX);
+            let stop = self.block.side_end.load(Ordering::Relaxed).min(SIDE_BYTES as u64) as usize;
+            if used == 0 {
+                return true;
+            }
+            if used > SIDE_BYTES - stop {
+                return false;
+            }
+            // SAFETY: stop < SIDE_BYTES.
+            let target = unsafe { segment.side().add(stop) };
+            // SAFETY: the side buffer has room for `used` bytes here.
+            let Ok(count) = (unsafe { inlet.peek(0, target.as_ptr(), used) }) else { return false };
+            if count == 0 || inlet.consume(count).is_err() {
+                return false;
+            }
+            self.block.side_end.store((stop + count) as u64, Ordering::Release);
+            self.block.ring_received.fetch_add(count as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Sends `bytes` on TCP, and takes out of the way meanwhile what the peer sends: it may do the same.
+    fn send_all(&self, fd: i32, segment: &Segment, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            // SAFETY: readable for its length.
+            let sent = unsafe {
+                tcp::send(fd, bytes.as_ptr(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+            };
+            match sent {
+                Ok(count) => bytes = &bytes[count..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.absorb(fd, segment, false);
+                    wait_for(fd, PollFlags::IN | PollFlags::OUT);
+                }
+                Err(_) => return self.note_reset(),
+            }
+        }
+    }
+
+    /// Before a read, after a return to TCP: takes what precedes the application's bytes. True if what is there now is the
+    /// application's. The caller holds the receive lock.
+    #[cold]
+    pub(crate) fn take_down_frame(&self, fd: i32, segment: &Segment) -> bool {
+        let _uninterrupted = Uninterrupted::begin();
+        if segment.greeting() == Greeting::AwaitsDown {
+            match self.next_frame(fd) {
+                Next::Nothing => return false,
+                Next::Down(_, position) => self.begin_to_skip(segment, position),
+                Next::End => segment.set_greeting(Greeting::Done),
+                Next::Lie => self.lose(fd),
+            }
+        }
+        while segment.greeting() == Greeting::Skips {
+            let skip = segment.skip().load(Ordering::Relaxed);
+            let most = usize::try_from(skip).unwrap_or(usize::MAX).min(1 << 20);
+            // SAFETY: with MSG_TRUNC tcp(7) discards the bytes and writes none.
+            match unsafe { tcp::recv(fd, std::ptr::null_mut(), most, libc::MSG_DONTWAIT | libc::MSG_TRUNC) } {
+                Ok(0) => segment.set_greeting(Greeting::Done),
+                Ok(count) => {
+                    segment.skip().store(skip - count as u64, Ordering::Relaxed);
+                    if skip == count as u64 {
+                        segment.set_greeting(Greeting::Done);
+                    }
+                }
+                Err(Errno::AGAIN | Errno::INTR) => return false,
+                Err(_) => segment.set_greeting(Greeting::Done),
+            }
+        }
+        true
+    }
+
+    /// The peer's stream goes on at `position`, on TCP.
+    fn begin_to_skip(&self, segment: &Segment, position: u64) {
+        let skip = segment.incoming().head().checked_sub(position);
+        match skip {
+            Some(0) => segment.set_greeting(Greeting::Done),
+            Some(skip) => {
+                segment.skip().store(skip, Ordering::Relaxed);
+                segment.set_greeting(Greeting::Skips);
+            }
+            // It does not send again what has not come.
+            None => {
+                segment.set_greeting(Greeting::Done);
+                self.block.raise(flag::PEER_GONE | flag::RESET);
+            }
+        }
+    }
+
+    /// Takes bells, and the frame behind them if it is there.
+    fn next_frame(&self, fd: i32) -> Next {
+        let mut bytes = [0u8; 64];
+        loop {
+            // SAFETY: the buffer is writable for its length.
+            let seen = match unsafe {
+                tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_PEEK)
+            } {
+                Ok(0) => return Next::End,
+                Ok(count) => &bytes[..count],
+                Err(Errno::AGAIN | Errno::INTR) => return Next::Nothing,
+                Err(_) => return Next::End,
+            };
+            let bells = seen.iter().take_while(|&&byte| byte == BELL).count();
+            if bells == 0 && seen[0] != DOWN {
+                return Next::Lie;
+            }
+            let frame = seen.first_chunk::<LENGTH>().copied();
+            if bells == 0 && frame.is_none() {
+                return if tcp::peer_has_closed(fd) { Next::End } else { Next::Nothing };
+            }
+            let take = if bells > 0 { bells } else { LENGTH };
+            // SAFETY: as above; it is there, and nobody else reads.
+            let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), take, libc::MSG_DONTWAIT) };
+            if let (0, Some(frame)) = (bells, frame) {
+                let position = u64::from_le_bytes(std::array::from_fn(|i| frame[2 + i]));
+                return Next::Down(frame[1] != 0, position);
+            }
+        }
+    }
+}
+
+/// Waits for some of `events`. False if that fails.
+fn wait_for(fd: i32, events: PollFlags) -> bool {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut list = [PollFd::from_borrowed_fd(socket, events)];
+    let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    !matches!(rustix::event::poll(&mut list, Some(&limit)), Err(errno) if errno != Errno::INTR)
+}

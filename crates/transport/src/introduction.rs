@@ -1,0 +1,314 @@
+//! How a connection with another host leaves TCP: the greetings go in front of the application's bytes, and no reader
+//! that has the library hands them on.
+//!
+//! Only where a rule names the peer ([`crate::peers`]). The client's first bytes carry HELLO. A server whose client may
+//! say HELLO is active from its first call on, so that every read looks for it first; its own first bytes carry the reply. The client is ready when it has read the reply, and tells the server so by RDMA.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+use crate::arena::{Role, State, flag};
+use crate::buffers::Buffers;
+use crate::connection::Connection;
+use crate::greeting::{self, Kind, LENGTH, Nonce, Opening, Seal};
+use crate::reason::Reason;
+use crate::segment::{Greeting, Segment};
+use crate::settings::settings;
+use crate::stream::transmit;
+use crate::uninterrupted::Uninterrupted;
+use crate::verbs::Endpoint;
+use crate::verbs::link::{Link, Memory};
+use crate::waiting::add;
+use crate::{process, tcp};
+
+/// Whether a rule names the peer.
+pub(crate) const UNKNOWN: u8 = 0;
+/// As [`UNKNOWN`].
+pub(crate) const NO: u8 = 1;
+/// As [`UNKNOWN`].
+pub(crate) const YES: u8 = 2;
+
+impl Connection {
+    /// Whether a rule names the peer, as far as its address is known.
+    pub(crate) fn is_covered(&self, fd: i32) -> bool {
+        match self.covered.load(Ordering::Relaxed) {
+            UNKNOWN => self.look_up_rule(fd),
+            answer => answer == YES,
+        }
+    }
+
+    #[cold]
+    fn look_up_rule(&self, fd: i32) -> bool {
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let Ok((local, peer)) = tcp::addresses(unsafe { BorrowedFd::borrow_raw(fd) }) else { return false };
+        let server = if self.block.role() == Role::Client { peer } else { local };
+        let covered =
+            settings().selects(server.port()) && settings().verbs.covers(local, peer, server.port());
+        self.covered.store(if covered { YES } else { NO }, Ordering::Relaxed);
+        if covered {
+            self.block.set_addresses(local, peer);
+        }
+        covered
+    }
+
+    /// Whether the first bytes of this stream may be a HELLO, which no one else must read.
+    pub(crate) fn may_hear_hello(&self) -> bool {
+        self.block.role() == Role::Server
+            && self.block.state() == State::Plain
+            && self.covered.load(Ordering::Relaxed) == YES
+    }
+
+    /// A call on a connection with a peer that a rule names, while it is on TCP: from now on every read looks for a
+    /// greeting first.
+    #[cold]
+    pub(crate) fn await_greeting(&self, fd: i32) {
+        let _uninterrupted = Uninterrupted::begin();
+        let block = self.block;
+        if !block.advance(State::Plain, State::Switching) {
+            return;
+        }
+        let greeting = match block.role() {
+            Role::Client => Greeting::OwesHello,
+            Role::Server => Greeting::AwaitsHello,
+        };
+        let Ok(segment) = Segment::create_alone(block.role(), greeting) else {
+            if block.role() == Role::Client {
+                block.pin_switching(Reason::NoMemory);
+            } else {
+                // A HELLO may be under way, so it must be tried again before anybody reads.
+                block.advance(State::Switching, State::Plain);
+            }
+            return;
+        };
+        block.owner_pid.store(process::id(), Ordering::Relaxed);
+        block.owner_fd.store(fd.cast_unsigned(), Ordering::Relaxed);
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        self.enter(unsafe { BorrowedFd::borrow_raw(fd) }, segment);
+        block.note(Reason::PeerWithoutThallus);
+        block.advance(State::Switching, State::Active);
+    }
+
+    fn seal(&self) -> Option<Seal<'static>> {
+        let (local, peer) = (self.block.local()?, self.block.peer()?);
+        let (client, server): (SocketAddr, SocketAddr) =
+            if self.block.role() == Role::Client { (local, peer) } else { (peer, local) };
+        Some(Seal { key: settings().verbs.key.as_deref(), client, server })
+    }
+
+    /// Sends the greeting that this side owes, and what the application sends behind it, in one piece. The caller holds
+    /// the send lock.
+    pub(crate) fn send_with_greeting(
+        &self,
+        fd: i32,
+        segment: &Segment,
+        source: &mut Buffers<'_>,
+        flags: i32,
+    ) -> Result<usize, Errno> {
+        let _uninterrupted = Uninterrupted::begin();
+        let Some(seal) = self.seal() else { return Err(Errno::NOTCONN) };
+        let (greeting, link) = match segment.greeting() {
+            Greeting::OwesReply => self.reply(segment, seal),
+            _ => match self.hello(segment) {
+                Ok(hello) => (Some(hello), Err(Reason::NoAnswer)),
+                Err(reason) => {
+                    segment.set_greeting(Greeting::Done);
+                    self.give_up(fd, reason);
+                    return self.send_tcp(fd, source, flags);
+                }
+            },
+        };
+        let Some(greeting) = greeting else { return Err(Errno::CONNRESET) };
+        let mut bytes = greeting.encode(seal);
+        let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
+        // Little enough that the kernel takes it whole: a new socket has room for it.
+        let count = source.window(4096, &mut parts);
+        let mut list = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: LENGTH }; 17];
+        list[1..].copy_from_slice(&parts);
+        let sent = transmit(fd, &mut list[..=count], flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)?;
+        let Some(sent) = sent.checked_sub(LENGTH) else {
+            // Half a greeting has gone: nothing can follow it.
+            self.block.raise(flag::PEER_GONE | flag::RESET);
+            return Err(Errno::CONNRESET);
+        };
+        add(&self.block.tcp_sent, sent as u64);
+        source.advance_over(sent);
+        match (greeting.kind, link) {
+            (Kind::Hello, _) => {
+                segment.set_greeting(Greeting::AwaitsReply);
+                self.block.note(Reason::NoAnswer);
+            }
+            (_, Ok(link)) => {
+                segment.attach(link);
+                segment.set_greeting(Greeting::Done);
+                self.block.note(Reason::NoAnswer);
+            }
+            (_, Err(reason)) => {
+                segment.set_greeting(Greeting::Done);
+                self.give_up(fd, reason);
+            }
+        }
+        if source.left() == 0 {
+            return Ok(sent);
+        }
+        Ok(sent + self.send_tcp(fd, source, flags).unwrap_or(0))
+    }
+
+    /// Client: what to say, with a queue pair made for it.
+    fn hello(&self, segment: &Segment) -> Result<greeting::Greeting, Reason> {
+        let mut pending = self.pending.lock().map_err(|_| Reason::Refused)?;
+        if pending.is_none() {
+            let link = segment.make_link(self.block.local().ok_or(Reason::NoDevice)?)?;
+            let mut nonce = Nonce::default();
+            rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
+                .map_err(|_| Reason::NoVerbs)?;
+            *pending = Some((link, nonce));
+        }
+        let (link, nonce) = pending.as_ref().ok_or(Reason::Refused)?;
+        let (endpoint, memory) = link.introduction();
+        Ok(greeting::Greeting { kind: Kind::Hello, nonce: *nonce, endpoint, memory })
+    }
+
+    /// Server: the answer to the HELLO that waits in the segment, and a queue pair that is connected to the client's.
+    fn reply(&self, segment: &Segment, seal: Seal<'_>) -> (Option<greeting::Greeting>, Result<Link, Reason>) {
+        let mut bytes = [0u8; LENGTH];
+        // SAFETY: room for a greeting, which nobody writes to now.
+        unsafe { std::ptr::copy_nonoverlapping(segment.hello().as_ptr(), bytes.as_mut_ptr(), LENGTH) };
+        let Opening::Whole(hello) = greeting::Greeting::decode(&bytes, seal, None) else {
+            return (None, Err(Reason::BadOffer));
+        };
+        let link = self.block.local().ok_or(Reason::NoDevice).and_then(|local| segment.make_link(local));
+        let link = link.and_then(|mut link| {
+            link.connect(hello.endpoint, hello.memory)?;
+            Ok(link)
+        });
+        let (kind, (endpoint, memory)) = match &link {
+            Ok(link) => (Kind::Reply, link.introduction()),
+            Err(reason) => (Kind::Refusal(*reason), (Endpoint::default(), Memory::default())),
+        };
+        (Some(greeting::Greeting { kind, nonce: hello.nonce, endpoint, memory }), link)
+    }
+
+    /// Before a read: takes a greeting that precedes the application's bytes. True if what is there now, and comes, is
+    /// the application's. The caller holds the receive lock.
+    pub(crate) fn greet(&self, fd: i32, segment: &Segment) -> bool {
+        match segment.greeting() {
+            Greeting::Done | Greeting::OwesReply => true,
+            Greeting::AwaitsDown | Greeting::Skips => self.take_down_frame(fd, segment),
+            awaited => self.look_for_greeting(fd, segment, awaited),
+        }
+    }
+
+    #[cold]
+    fn look_for_greeting(&self, fd: i32, segment: &Segment, awaited: Greeting) -> bool {
+        let _uninterrupted = Uninterrupted::begin();
+        let Some(seal) = self.seal() else { return true };
+        let nonce = match awaited {
+            Greeting::AwaitsHello | Greeting::OwesHello => None,
+            _ => self.pending.lock().ok().and_then(|pending| Some(pending.as_ref()?.1)),
+        };
+        if self.is_closed() {
+            return true;
+        }
+        let mut bytes = [0u8; LENGTH];
+        let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: the buffer is writable for its length.
+        let opening = match unsafe { tcp::recv(fd, bytes.as_mut_ptr(), LENGTH, peek) } {
+            Err(Errno::AGAIN | Errno::INTR) => return false,
+            // The read itself will tell.
+            Ok(0) | Err(_) => Opening::Foreign,
+            Ok(count) => match greeting::Greeting::decode(&bytes[..count], seal, nonce) {
+                Opening::Partial if tcp::peer_has_closed(fd) => Opening::Foreign,
+                opening => opening,
+            },
+        };
+        if awaited == Greeting::OwesHello {
+            // The server has spoken first: the client keeps its greeting to itself, unless it goes out at this moment.
+            if let Ok(_guard) = self.block.send_lock.lock(process::thread())
+                && segment.greeting() == Greeting::OwesHello
+            {
+                segment.set_greeting(Greeting::Done);
+                self.give_up(fd, Reason::PeerSpokeFirst);
+            }
+            return segment.greeting() == Greeting::Done;
+        }
+        if opening == Opening::Partial {
+            return false;
+        }
+        if opening != Opening::Foreign {
+            // SAFETY: as above. It is there, and nobody else reads.
+            let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), LENGTH, libc::MSG_DONTWAIT) };
+        }
+        segment.set_greeting(Greeting::Done);
+        let result = match (awaited, opening) {
+            (_, Opening::Foreign) => Err(Reason::PeerWithoutThallus),
+            (Greeting::AwaitsHello, Opening::Whole(_)) => self.keep_hello(segment, &bytes),
+            (Greeting::AwaitsHello, Opening::Unusable(reason)) => Err(reason),
+            (_, Opening::Whole(reply)) => self.agree(fd, segment, &reply),
+            (_, Opening::Unusable(reason)) => Err(reason),
+            (_, Opening::Partial) => return false,
+        };
+        if let Err(reason) = result {
+            self.give_up(fd, reason);
+        }
+        true
+    }
+
+    /// Server: keeps the client's HELLO for the process that is the first to send. That is often not the first to read.
+    fn keep_hello(&self, segment: &Segment, bytes: &[u8; LENGTH]) -> Result<(), Reason> {
+        let _guard = self.block.send_lock.lock(process::thread()).map_err(|_| Reason::Refused)?;
+        // The client takes what comes first for the reply.
+        if self.block.tcp_sent.load(Ordering::Relaxed) > 0 || self.block.has(flag::SHUT_WR) {
+            return Err(Reason::PeerSpokeFirst);
+        }
+        // SAFETY: room for a greeting, used under this lock.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), segment.hello().as_ptr(), LENGTH) };
+        segment.set_greeting(Greeting::OwesReply);
+        self.block.note(Reason::NoAnswer);
+        Ok(())
+    }
+
+    /// Client: connects to the server that replied, and tells it.
+    fn agree(&self, fd: i32, segment: &Segment, reply: &greeting::Greeting) -> Result<(), Reason> {
+        if reply.kind != Kind::Reply {
+            return Err(Reason::Refused);
+        }
+        let pending = self.pending.lock().ok().and_then(|mut pending| pending.take());
+        let (mut link, _) = pending.ok_or(Reason::Refused)?;
+        link.connect(reply.endpoint, reply.memory)?;
+        // A server that sends nothing more can't wake this side's sleepers.
+        if tcp::peer_has_closed(fd) {
+            return Err(Reason::ShutdownBeforeUpgrade);
+        }
+        if !segment.set_ready() {
+            return Err(Reason::ShutdownBeforeUpgrade);
+        }
+        let announced = link.announce_ready();
+        segment.attach(link);
+        self.block.raise(flag::READY | flag::VERBS);
+        if announced.is_err() {
+            self.fabric_failed(segment);
+        }
+        Ok(())
+    }
+
+    /// Stays on TCP for good: nothing has left it.
+    fn give_up(&self, fd: i32, reason: Reason) {
+        if let Ok(mut pending) = self.pending.lock() {
+            pending.take();
+        }
+        // Bytes in the side buffer come first: then the hooks stay in between.
+        if self.side_length() == 0 && self.block.advance(State::Active, State::Switching) {
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+            let _ = sockopt::set_tcp_nodelay(socket, self.block.nodelay.load(Ordering::Relaxed) != 0);
+            let _ = sockopt::set_tcp_cork(socket, self.block.cork.load(Ordering::Relaxed) != 0);
+            self.block.pin_switching(reason);
+        } else {
+            self.block.note(reason);
+        }
+    }
+}

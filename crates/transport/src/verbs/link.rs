@@ -1,0 +1,679 @@
+//! One connection over a queue pair: the peer's ring seen from its sender, ours from its receiver, and what each must
+//! know of the other before it sleeps.
+//!
+//! The control words are this side's own ([`crate::control`]); here they are kept in step with the peer's.
+//!
+//! ```text
+//!  what            is written by RDMA into the peer's memory          is read by RDMA from it, before a sleep
+//!  outgoing head   messages in its ring                               posted
+//!  incoming tail   credit, at fractions of the ring                   consumed
+//!  sleepers        data_armed, space_armed, before a sleep
+//!  bells           their count, before each
+//! ```
+//!
+//! *Sleeping.* The sleeper announces itself in its own words, writes them to the peer, and then reads what the peer has
+//! posted and consumed: reads are executed after the writes before them. So either the peer sees the sleeper when it looks
+//! after posting, or the sleeper learns of what was posted, and waits for that instead of sleeping. A count of bells
+//! is written behind the message that they announce, so whoever knows of a bell can see its reason.
+
+use std::net::SocketAddr;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+use rustix::io::Errno;
+
+use super::device;
+use super::ffi::access;
+use super::message::{Kind, Message, OVERHEAD, Room, span};
+use super::queue::{DEPTH, Endpoint, QueuePair, Spot};
+use crate::control::Control;
+use crate::lock::Lock;
+use crate::process;
+use crate::reason::Reason;
+use crate::ring::{Lie, Popped, Pushed};
+use crate::settings::settings;
+use crate::uninterrupted::Uninterrupted;
+
+/// What the peer may write to, before the ring itself.
+#[repr(C)]
+struct Board {
+    /// Bytes of our outgoing ring that the peer has consumed, and of the stream.
+    credit: [AtomicU64; 2],
+    _pad0: [u64; 6],
+    /// The peer's `data_armed` and `space_armed`.
+    armed: [AtomicU64; 2],
+    _pad1: [u64; 6],
+    /// 1 once the peer is connected, too: from then on bytes may come in the ring.
+    ready: AtomicU64,
+    _pad2: [u64; 7],
+    /// Bells that the peer has counted; written after what they announce.
+    bells: AtomicU64,
+    _pad3: [u64; 7],
+    /// Where our own reads arrive: what the peer has posted, consumed, and consumed of the stream.
+    figures: [AtomicU64; 3],
+    /// Where a read arrives that only waits for what is before it.
+    flushed: AtomicU64,
+}
+
+/// Bytes before the ring.
+pub(crate) const BOARD_BYTES: u64 = 4096;
+/// Bytes before the image of the peer's ring: where small writes come from.
+pub(crate) const STAGE_BYTES: u64 = 4096;
+const SLOT_BYTES: u64 = 16;
+
+const _: () = assert!(size_of::<Board>() < BOARD_BYTES as usize);
+const _: () = assert!(DEPTH * SLOT_BYTES <= STAGE_BYTES);
+
+/// Bytes of a ring that data leaves free: for a pad, and the control messages that may follow.
+const RESERVE: u64 = 8 * OVERHEAD;
+
+/// The largest and the smallest ring, in bytes.
+const RINGS: [u64; 2] = [8 << 20, 16 << 10];
+
+/// Words that the peer reads before it sleeps.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Figures {
+    posted: AtomicU64,
+    consumed: AtomicU64,
+    consumed_stream: AtomicU64,
+}
+
+/// What a peer must know of this side's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Address and key of the board and, behind it, the ring.
+    pub inbox: u64,
+    /// See [`Self::inbox`].
+    pub inbox_key: u32,
+    /// Bytes of the ring: a power of two.
+    pub ring: u32,
+    /// Address and key of the page with the control words.
+    pub control: u64,
+    /// See [`Self::control`].
+    pub control_key: u32,
+}
+
+/// This side's memory, in its segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// The page with the control words.
+    pub(crate) control: NonNull<u8>,
+    /// Offset in the page of [`Figures`].
+    pub(crate) figures: u64,
+    /// [`BOARD_BYTES`] and a ring.
+    pub(crate) inbox: NonNull<u8>,
+    /// [`STAGE_BYTES`] and an image of the peer's ring.
+    pub(crate) outbox: NonNull<u8>,
+}
+
+/// A connection's queue pair and rings.
+#[derive(Debug)]
+pub struct Link {
+    pair: QueuePair,
+    place: Place,
+    ours: Memory,
+    theirs: Memory,
+    /// Keys of the inbox and of the outbox, for this side's own use.
+    keys: [u32; 2],
+    inbox: Room,
+    outbox: Room,
+    /// How far the incoming ring has been looked through: bytes of the stream in the upper half, eighths of bytes of the
+    /// ring in the lower.
+    scanned: AtomicU64,
+    /// Bytes taken of the message that is next. Under the receive lock.
+    within: AtomicU64,
+    /// Bytes of the ring for which credit was given.
+    credited: AtomicU64,
+    /// Held from the reads of [`Self::sync`] until their results have been taken: bells never get ahead of the rest.
+    syncing: Lock,
+    lied: AtomicBool,
+    /// Nothing that arrives counts any more.
+    frozen: AtomicBool,
+}
+
+// SAFETY: pointers into the segment, which outlives the link; used by atomics and copies only.
+unsafe impl Send for Link {}
+// SAFETY: as above; who may use which part when is the business of the direction locks.
+unsafe impl Sync for Link {}
+
+impl Link {
+    /// A queue pair on the device of the connection's local address, and memory for it.
+    ///
+    /// # Safety
+    /// The memory at `place` stays mapped as long as the link lives.
+    pub(crate) unsafe fn create(local: SocketAddr, place: Place) -> Result<Self, Reason> {
+        let (port, device) = device::of_connection(local)?;
+        let mut psn = [0u8; 4];
+        rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
+            .map_err(|_| Reason::NoVerbs)?;
+        let mut pair = QueuePair::create(port, device, u32::from_ne_bytes(psn))?;
+        let range =
+            |base: NonNull<u8>, length: u64| base.as_ptr()..base.as_ptr().wrapping_add(length as usize);
+        let mut ring = settings().verbs.ring.clamp(RINGS[1], RINGS[0]).next_power_of_two();
+        // SAFETY: the caller's promise, also below.
+        let control = unsafe { pair.register(range(place.control, 4096), access::REMOTE_READ) }?;
+        let (inbox, outbox) = loop {
+            // SAFETY: as above.
+            let inbox =
+                unsafe { pair.register(range(place.inbox, BOARD_BYTES + ring), access::REMOTE_WRITE) };
+            if let Ok(inbox) = inbox {
+                // SAFETY: as above.
+                match unsafe { pair.register(range(place.outbox, STAGE_BYTES + RINGS[1].max(ring)), 0) } {
+                    Ok(outbox) => break (inbox, outbox),
+                    Err(_) => pair.unregister_last(),
+                }
+            }
+            // As much as the limit on locked memory allows.
+            ring /= 4;
+            if ring < RINGS[1] {
+                return Err(Reason::MemLock);
+            }
+        };
+        let ours = Memory {
+            inbox: inbox.address,
+            inbox_key: inbox.remote_key,
+            ring: ring as u32,
+            control: control.address,
+            control_key: control.remote_key,
+        };
+        // SAFETY: inside the segment.
+        let at = |base: NonNull<u8>, offset: u64| unsafe { base.add(offset as usize) };
+        let link = Self {
+            pair,
+            place,
+            ours,
+            theirs: Memory::default(),
+            keys: [inbox.local_key, outbox.local_key],
+            // SAFETY: the caller's promise.
+            inbox: unsafe { Room::new(at(place.inbox, BOARD_BYTES), ring) },
+            // SAFETY: as above.
+            outbox: unsafe { Room::new(at(place.outbox, STAGE_BYTES), ring) },
+            scanned: AtomicU64::new(0),
+            within: AtomicU64::new(0),
+            credited: AtomicU64::new(0),
+            syncing: Lock::new(),
+            lied: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
+        };
+        // As if the peer slept, until it says otherwise: the first message rings.
+        for word in &link.board().armed {
+            word.store(u64::from(u32::MAX) << 32 | 1, Ordering::Relaxed);
+        }
+        Ok(link)
+    }
+
+    /// What the peer must know.
+    pub(crate) fn introduction(&self) -> (Endpoint, Memory) {
+        (self.pair.local(), self.ours)
+    }
+
+    /// Connects to the peer, whose ring is not larger than this side's image of it.
+    pub(crate) fn connect(&mut self, peer: Endpoint, memory: Memory) -> Result<(), Reason> {
+        let ring = u64::from(memory.ring);
+        if !ring.is_power_of_two() || !(RINGS[1]..=RINGS[0]).contains(&ring) {
+            return Err(Reason::BadOffer);
+        }
+        // Both use the smaller of the two.
+        let ring = ring.min(self.inbox.size);
+        self.inbox.size = ring;
+        self.outbox.size = ring;
+        self.theirs = memory;
+        self.pair.admit(peer)
+    }
+
+    fn board(&self) -> &Board {
+        // SAFETY: the inbox begins with a board of atomics, aligned to a page.
+        unsafe { self.place.inbox.cast::<Board>().as_ref() }
+    }
+
+    fn figures(&self) -> &Figures {
+        // SAFETY: inside the page, and aligned.
+        let figures = unsafe { self.place.control.add(self.place.figures as usize) };
+        // SAFETY: all atomics.
+        unsafe { figures.cast::<Figures>().as_ref() }
+    }
+
+    /// Whether this process may use it, and it works.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.pair.is_ours() && !self.pair.is_broken()
+    }
+
+    /// Whether the peer has said that it is connected.
+    pub(crate) fn peer_is_ready(&self) -> bool {
+        self.board().ready.load(Ordering::Acquire) != 0
+    }
+
+    /// Tells the peer that this side is connected.
+    pub(crate) fn announce_ready(&self) -> Result<(), Errno> {
+        let poster = self.pair.begin(1)?;
+        let from = self.stage(&[1]);
+        poster.write(from, self.their_board(std::mem::offset_of!(Board, ready)), 8).map(|_| ())
+    }
+
+    fn their_board(&self, offset: usize) -> Spot {
+        Spot { address: self.theirs.inbox + offset as u64, key: self.theirs.inbox_key }
+    }
+
+    /// Puts words where a request can take them from, as long as it is in flight. The caller posts the request next.
+    fn stage(&self, words: &[u64]) -> Spot {
+        let slot = (self.pair.last_posted() + 1) % DEPTH * SLOT_BYTES;
+        let target = self.place.outbox.as_ptr().wrapping_add(slot as usize).cast::<u64>();
+        // SAFETY: a slot of the stage, which has room for two words.
+        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), target, words.len().min(2)) };
+        Spot { address: self.place.outbox.as_ptr().expose_provenance() as u64 + slot, key: self.keys[1] }
+    }
+
+    // ---- receiving
+
+    /// Both halves of [`Self::scanned`], as positions not before `stream` and `ring`.
+    fn unpack(word: u64, stream: u64, ring: u64) -> (u64, u64) {
+        let stream = stream + u64::from(((word >> 32) as u32).wrapping_sub(stream as u32));
+        let ring = ring + u64::from((word as u32).wrapping_sub((ring / 8) as u32)) * 8;
+        (stream, ring)
+    }
+
+    /// Looks for messages that have arrived, and tells `control` of them. By any thread, without a lock.
+    pub(crate) fn scan(&self, control: &Control) {
+        if self.is_frozen() {
+            return;
+        }
+        // First: what these bells announced has arrived before their count.
+        let bells = self.board().bells.load(Ordering::Acquire);
+        if bells > control.rung.0.count.load(Ordering::Relaxed) {
+            control.rung.0.count.fetch_max(bells, Ordering::AcqRel);
+        }
+        if self.try_scan(control).is_err() {
+            self.lied.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the peer wrote something impossible.
+    pub(crate) fn peer_lied(&self) -> bool {
+        self.lied.load(Ordering::Relaxed)
+    }
+
+    fn try_scan(&self, control: &Control) -> Result<(), Lie> {
+        loop {
+            let word = self.scanned.load(Ordering::Acquire);
+            // Neither is ahead of what has been scanned; both are read after it was, so they may be ahead of `word`.
+            let consumed = self.figures().consumed.load(Ordering::Acquire);
+            let (_, position) = Self::unpack(word, 0, consumed);
+            if position.wrapping_sub(consumed) > self.inbox.size {
+                continue;
+            }
+            let Some(message) = self.inbox.message(position)? else { return Ok(()) };
+            let mut stream = (word >> 32) as u32;
+            match message.kind {
+                Kind::Data => stream = stream.wrapping_add(message.length as u32),
+                Kind::Pad => {}
+                Kind::Switch => {
+                    let count = self.inbox.control_payload(position, message);
+                    control.rare.0.switched_at.store(count, Ordering::SeqCst);
+                }
+                Kind::End => {
+                    let bits = self.inbox.control_payload(position, message) as u32;
+                    control.rare.0.end.fetch_or(bits, Ordering::SeqCst);
+                }
+            }
+            let ring = ((position + message.span) / 8) as u32;
+            let next = u64::from(stream) << 32 | u64::from(ring);
+            if self.scanned.compare_exchange(word, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                let tail = control.tail();
+                control.head.0.fetch_max(Self::unpack(next, tail, 0).0, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Copies up to `length` bytes that lie `skip` bytes ahead to `target`, and leaves them in the ring.
+    ///
+    /// # Safety
+    /// `target` is writable for `length` bytes.
+    pub(crate) unsafe fn peek(
+        &self,
+        control: &Control,
+        skip: u64,
+        target: *mut u8,
+        length: usize,
+    ) -> Result<usize, Lie> {
+        let available = control.used().saturating_sub(skip);
+        let count = (length as u64).min(available);
+        let mut done = 0;
+        let mut skip = skip + self.within.load(Ordering::Relaxed);
+        let mut position = self.figures().consumed.load(Ordering::Relaxed);
+        while done < count {
+            let message = self.inbox.message(position)?.ok_or(Lie)?;
+            let data = if message.kind == Kind::Data { message.length } else { 0 };
+            if skip < data {
+                let step = (data - skip).min(count - done);
+                let (offset, _) = self.inbox.locate(position);
+                let from = self.inbox.at(offset + 4 + skip);
+                let to = target.wrapping_add(done as usize);
+                // SAFETY: a message that has been checked lies within the ring; done + step ≤ length.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, step as usize) };
+                done += step;
+                skip = 0;
+            } else {
+                skip -= data;
+            }
+            position += message.span;
+        }
+        Ok(count as usize)
+    }
+
+    /// Drops `count` bytes that [`Self::peek`] has seen, and tells whether to wake a sender.
+    pub(crate) fn consume(&self, control: &Control, count: usize) -> Result<Popped, Lie> {
+        if count as u64 > control.used() {
+            return Err(Lie);
+        }
+        let figures = self.figures();
+        let start = figures.consumed.load(Ordering::Relaxed);
+        let mut position = start;
+        let mut left = count as u64 + self.within.load(Ordering::Relaxed);
+        // Control messages behind the last byte go, too, if they are there.
+        while let Some(Message { kind, length, span }) = self.inbox.message(position)? {
+            let data = if kind == Kind::Data { length } else { 0 };
+            if data > left {
+                break;
+            }
+            left -= data;
+            self.inbox.clear(position, span);
+            position += span;
+            if left == 0 && kind == Kind::Data {
+                break;
+            }
+        }
+        self.within.store(left, Ordering::Relaxed);
+        let tail = control.tail() + count as u64;
+        figures.consumed_stream.store(tail, Ordering::Release);
+        figures.consumed.store(position, Ordering::Release);
+        control.tail.0.store(tail, Ordering::Release);
+        fence(Ordering::SeqCst);
+        let emptied = control.is_empty();
+        // A sender that sleeps for space has said so; it is woken when a good part is free.
+        let free = self.inbox.size - self.scanned_ahead(position);
+        let wanted = self.board().armed[1].load(Ordering::Acquire);
+        let room = emptied || free >= self.inbox.size / 4;
+        let ring = room && control.claim_space_bell_of(wanted);
+        if ring || position - self.credited.load(Ordering::Relaxed) >= self.inbox.size / 8 {
+            let _ = self.give_credit();
+        }
+        Ok(Popped { bytes: count, ring, emptied })
+    }
+
+    /// Bytes of the ring that hold messages not yet consumed.
+    fn scanned_ahead(&self, consumed: u64) -> u64 {
+        let (_, scanned) = Self::unpack(self.scanned.load(Ordering::Acquire), 0, consumed);
+        scanned - consumed
+    }
+
+    fn give_credit(&self) -> Result<(), Errno> {
+        let poster = self.pair.begin(1)?;
+        let figures = self.figures();
+        let stream = figures.consumed_stream.load(Ordering::Acquire);
+        let consumed = figures.consumed.load(Ordering::Acquire);
+        let from = self.stage(&[consumed, stream]);
+        poster.write(from, self.their_board(std::mem::offset_of!(Board, credit)), 16)?;
+        self.credited.store(consumed, Ordering::Relaxed);
+        Ok(())
+    }
+
+    // ---- sending
+
+    /// Notes what the peer has consumed, as far as it is known.
+    pub(crate) fn note_credit(&self, control: &Control) {
+        if self.is_frozen() {
+            return;
+        }
+        let board = self.board();
+        let stream = board.credit[1].load(Ordering::Acquire).max(board.figures[2].load(Ordering::Acquire));
+        // The peer may be faster than this side's note of what it has posted.
+        control.tail.0.fetch_max(stream.min(control.head()), Ordering::AcqRel);
+    }
+
+    /// Bytes of the peer's ring that are free.
+    fn free(&self) -> Result<u64, Lie> {
+        let board = self.board();
+        let consumed = board.credit[0].load(Ordering::Acquire).max(board.figures[1].load(Ordering::Acquire));
+        let posted = self.figures().posted.load(Ordering::Relaxed);
+        let used = posted.checked_sub(consumed).ok_or(Lie)?;
+        self.outbox.size.checked_sub(used).ok_or(Lie)
+    }
+
+    /// Whether the stream is writable for poll(2), and for sleepers: a quarter of the ring is free.
+    pub(crate) fn has_room(&self) -> bool {
+        // Without the send lock the peer may seem to be ahead of this side.
+        self.free().map_or(true, |free| free >= self.outbox.size / 4)
+    }
+
+    /// Sends as much of `length` bytes as fits in one message.
+    ///
+    /// # Safety
+    /// `source` is readable for `length` bytes.
+    pub(crate) unsafe fn push(
+        &self,
+        control: &Control,
+        source: *const u8,
+        length: usize,
+    ) -> Result<Pushed, Failed> {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { self.put(Kind::Data, source, length as u64) }?;
+        if bytes == 0 {
+            return Ok(Pushed::default());
+        }
+        control.head.0.store(control.head() + bytes, Ordering::Release);
+        Ok(Pushed { bytes: bytes as usize, ring: self.claims_bell(control) })
+    }
+
+    /// After something was posted: whether a sleeping peer has to be rung for.
+    fn claims_bell(&self, control: &Control) -> bool {
+        fence(Ordering::SeqCst);
+        control.claim_data_bell_of(self.board().armed[0].load(Ordering::Acquire))
+    }
+
+    /// Posts one message. Bytes of its payload, 0 if there is no room.
+    ///
+    /// # Safety
+    /// `payload` is readable for `length` bytes.
+    unsafe fn put(&self, kind: Kind, payload: *const u8, length: u64) -> Result<u64, Failed> {
+        let posted = &self.figures().posted;
+        loop {
+            let position = posted.load(Ordering::Relaxed);
+            let (offset, to_end) = self.outbox.locate(position);
+            let free = self.free()?;
+            let control = kind != Kind::Data;
+            let needed = if control { span(length) } else { 2 * OVERHEAD };
+            let reserve = if control { 0 } else { RESERVE };
+            if to_end < needed {
+                if free < to_end + reserve {
+                    return Ok(0);
+                }
+                // SAFETY: a pad has no payload, and 8 bytes are left.
+                let size = unsafe { self.outbox.build(position, Kind::Pad, payload, 0) };
+                self.send(offset, size)?;
+                posted.store(position + to_end, Ordering::Release);
+                continue;
+            }
+            let most = free.saturating_sub(reserve).min(to_end);
+            if most < needed {
+                return Ok(0);
+            }
+            let length = length.min(most - OVERHEAD);
+            // SAFETY: readable by the caller's promise; it fits before the ring's end.
+            let size = unsafe { self.outbox.build(position, kind, payload, length) };
+            self.send(offset, size)?;
+            posted.store(position + span(length), Ordering::Release);
+            return Ok(length);
+        }
+    }
+
+    fn send(&self, offset: u64, size: usize) -> Result<(), Errno> {
+        let poster = self.pair.begin(1)?;
+        let from = Spot { address: self.outbox.at(offset).expose_provenance() as u64, key: self.keys[1] };
+        let to = Spot { address: self.theirs.inbox + BOARD_BYTES + offset, key: self.theirs.inbox_key };
+        poster.write(from, to, size).map(|_| ())
+    }
+
+    /// Tells the peer how many bytes precede the ring on TCP, and waits until it can know: a bell on TCP must not
+    /// overtake this.
+    pub(crate) fn announce_switch(&self, count: u64) -> Result<(), Errno> {
+        // SAFETY: eight readable bytes.
+        match unsafe { self.put(Kind::Switch, count.to_le_bytes().as_ptr(), 8) } {
+            Ok(8) => self.flush(),
+            _ => Err(Errno::CONNRESET),
+        }
+    }
+
+    /// Tells the peer how the stream ends. Whether a sleeper has to be rung for.
+    pub(crate) fn announce_end(&self, control: &Control, bits: u32) -> bool {
+        // SAFETY: four readable bytes.
+        let put = unsafe { self.put(Kind::End, bits.to_le_bytes().as_ptr(), 4) };
+        put.is_ok_and(|bytes| bytes > 0) && self.claims_bell(control)
+    }
+
+    // ---- sleeping and ending
+
+    /// Waits until all that was posted has been done, in the peer's memory.
+    pub(crate) fn flush(&self) -> Result<(), Errno> {
+        let id = {
+            let poster = self.pair.begin(1)?;
+            let flushed = self.our_board(std::mem::offset_of!(Board, flushed));
+            poster.read(flushed, self.their_page(self.place.figures), 8)?
+        };
+        self.pair.wait_for(id)
+    }
+
+    fn our_board(&self, offset: usize) -> Spot {
+        Spot { address: self.ours.inbox + offset as u64, key: self.keys[0] }
+    }
+
+    fn their_page(&self, offset: u64) -> Spot {
+        Spot { address: self.theirs.control + offset, key: self.theirs.control_key }
+    }
+
+    /// Before a sleep: see the module's documentation. Afterwards `incoming` holds what had been posted when the peer
+    /// learned of this side's sleepers.
+    pub(crate) fn sync(&self, incoming: &Control, outgoing: &Control) -> Result<(), Errno> {
+        let _uninterrupted = Uninterrupted::begin();
+        let _one = self.syncing.lock(process::thread())?;
+        let id = {
+            let poster = self.pair.begin(3)?;
+            let words = [incoming.data_armed.0.word(), outgoing.space_armed.0.word()];
+            poster.write(self.stage(&words), self.their_board(std::mem::offset_of!(Board, armed)), 16)?;
+            let figures = self.figures();
+            let credit =
+                [&figures.consumed, &figures.consumed_stream].map(|word| word.load(Ordering::Acquire));
+            poster.write(self.stage(&credit), self.their_board(std::mem::offset_of!(Board, credit)), 16)?;
+            self.credited.store(credit[0], Ordering::Relaxed);
+            let figures = self.our_board(std::mem::offset_of!(Board, figures));
+            poster.read(figures, self.their_page(self.place.figures), 24)?
+        };
+        self.pair.wait_for(id)?;
+        let posted = self.board().figures[0].load(Ordering::Acquire);
+        let mut looks = 0u32;
+        loop {
+            self.try_scan(incoming).map_err(|_| Errno::CONNRESET)?;
+            let consumed = self.figures().consumed.load(Ordering::Acquire);
+            if consumed + self.scanned_ahead(consumed) >= posted {
+                return Ok(());
+            }
+            if posted - consumed > self.inbox.size || !self.is_usable() {
+                return Err(Errno::CONNRESET);
+            }
+            looks += 1;
+            if looks.is_multiple_of(64) {
+                rustix::thread::sched_yield();
+            }
+        }
+    }
+
+    /// Tells the peer how many bells have been counted.
+    pub(crate) fn announce_bells(&self, count: u64) -> Result<(), Errno> {
+        let poster = self.pair.begin(1)?;
+        let to = self.their_board(std::mem::offset_of!(Board, bells));
+        poster.write(self.stage(&[count]), to, 8).map(|_| ())
+    }
+
+    /// The last word to the peer: what has been consumed; and waits until everything has arrived.
+    pub(crate) fn finish(&self) {
+        let _ = self.give_credit();
+        let _ = self.flush();
+    }
+
+    // ---- the way back to TCP
+
+    /// Whether the queue pair has failed, and the connection is still to go back to TCP.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.pair.is_broken() && !self.is_frozen()
+    }
+
+    /// Whether [`Self::freeze`] was called.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Acquire)
+    }
+
+    /// Notes that nothing gets through any more.
+    pub(crate) fn fail(&self) {
+        self.pair.shut();
+    }
+
+    /// Looks a last time for what has arrived: what comes later does not count, and is not read. The queue pair stays as
+    /// it is, so that the peer's requests do not fail before it has been told.
+    pub(crate) fn freeze(&self, incoming: &Control, outgoing: &Control) {
+        self.scan(incoming);
+        self.note_credit(outgoing);
+        self.frozen.store(true, Ordering::SeqCst);
+    }
+
+    /// What has been sent and not credited: the stream position where it begins, and the bytes. `None` if the peer has
+    /// written impossible positions. The caller holds the send lock.
+    pub(crate) fn uncredited(&self, control: &Control) -> Option<(u64, Vec<u8>)> {
+        let board = self.board();
+        let posted = self.figures().posted.load(Ordering::Acquire);
+        let mut position =
+            board.credit[0].load(Ordering::Acquire).max(board.figures[1].load(Ordering::Acquire));
+        if posted.checked_sub(position)? > self.outbox.size {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        while position < posted {
+            let message = self.outbox.message(position).ok()??;
+            if message.kind == Kind::Data {
+                let (offset, _) = self.outbox.locate(position);
+                let start = bytes.len();
+                bytes.resize(start + message.length as usize, 0);
+                // SAFETY: a message of our own image, which lies within it.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        self.outbox.at(offset + 4),
+                        bytes[start..].as_mut_ptr(),
+                        message.length as usize,
+                    );
+                }
+            }
+            position += message.span;
+        }
+        Some((control.head().checked_sub(bytes.len() as u64)?, bytes))
+    }
+}
+
+/// Why nothing could be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failed {
+    /// The peer wrote impossible positions.
+    Lie,
+    /// The queue pair has failed, or a signal handler uses what its own thread holds.
+    Device(Errno),
+}
+
+impl From<Lie> for Failed {
+    fn from(_: Lie) -> Self {
+        Self::Lie
+    }
+}
+
+impl From<Errno> for Failed {
+    fn from(errno: Errno) -> Self {
+        Self::Device(errno)
+    }
+}

@@ -1,0 +1,405 @@
+//! A reliable-connection queue pair with what belongs to it, and one-sided operations on it.
+//!
+//! Each has a protection domain of its own, so the keys that its peer learns open nothing but this connection's memory.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+use super::device::{Device, Place};
+use super::ffi::{
+    self, Address, Attributes, Capacity, Completion, Cq, GlobalRoute, InitAttributes, Mr, Piece, Qp,
+    SendRequest, Verbs, access, mask, state,
+};
+use crate::lock::{Guard, Lock};
+use crate::process;
+use crate::reason::Reason;
+use crate::settings::settings;
+
+/// Work requests in flight.
+pub(super) const DEPTH: u64 = 128;
+/// One in so many is signalled.
+const SIGNAL_EVERY: u64 = 32;
+/// What to ask for; the queue pair says what it grants.
+const INLINE_WANTED: u32 = 256;
+/// RDMA READs in flight.
+const READS: u8 = 4;
+
+/// What a peer must know to reach a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Queue pair number.
+    pub number: u32,
+    /// First packet sequence number.
+    pub psn: u32,
+    /// Active MTU of the port (`enum ibv_mtu`).
+    pub mtu: u32,
+    /// GID of the port.
+    pub gid: [u8; 16],
+}
+
+/// Memory that the device may reach.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Region {
+    pub(super) address: u64,
+    /// Key for this side's own requests.
+    pub(super) local_key: u32,
+    /// Key for the peer's.
+    pub(super) remote_key: u32,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct QueuePair {
+    verbs: &'static Verbs,
+    pd: *mut c_void,
+    cq: *mut Cq,
+    qp: *mut Qp,
+    registered: Vec<*mut Mr>,
+    place: Place,
+    local: Endpoint,
+    /// Bytes that a request may carry itself.
+    pub(super) inline: usize,
+    /// The process that made it: forks must not touch it.
+    owner: u32,
+    /// Held while requests are posted or completions taken.
+    posting: Lock,
+    posted: AtomicU64,
+    completed: AtomicU64,
+    broken: AtomicBool,
+}
+
+// SAFETY: verbs may be called from any thread; the counters are atomics, changed under `posting`.
+unsafe impl Send for QueuePair {}
+// SAFETY: as above.
+unsafe impl Sync for QueuePair {}
+
+impl std::fmt::Debug for Verbs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Verbs")
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // The parent's, which a fork has a copy of: its descriptor is the parent's, too.
+        if self.owner != process::id() {
+            return;
+        }
+        let verbs = self.verbs;
+        if !self.qp.is_null() {
+            // SAFETY: made by this process, and nobody uses it any more.
+            unsafe { (verbs.destroy_qp)(self.qp) };
+        }
+        if !self.cq.is_null() {
+            // SAFETY: as above.
+            unsafe { (verbs.destroy_cq)(self.cq) };
+        }
+        for &mr in &self.registered {
+            // SAFETY: as above.
+            unsafe { (verbs.dereg_mr)(mr) };
+        }
+        // SAFETY: as above.
+        unsafe { (verbs.dealloc_pd)(self.pd) };
+    }
+}
+
+impl QueuePair {
+    /// Makes one on the port at `place`, ready to be connected.
+    pub(super) fn create(place: Place, device: &'static Device, psn: u32) -> Result<Self, Reason> {
+        let verbs = Verbs::get().ok_or(Reason::NoVerbs)?;
+        let mtu = device.mtu(place.port)?;
+        // SAFETY: an open device.
+        let pd = unsafe { (verbs.alloc_pd)(device.context) };
+        if pd.is_null() {
+            return Err(Reason::NoVerbs);
+        }
+        let local = Endpoint { number: 0, psn: psn & 0xff_ffff, mtu, gid: place.gid };
+        let mut pair = Self {
+            verbs,
+            pd,
+            cq: std::ptr::null_mut(),
+            qp: std::ptr::null_mut(),
+            registered: Vec::new(),
+            place,
+            local,
+            inline: 0,
+            owner: process::id(),
+            posting: Lock::new(),
+            posted: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            broken: AtomicBool::new(false),
+        };
+        let null = std::ptr::null_mut();
+        // SAFETY: an open device.
+        pair.cq = unsafe { (verbs.create_cq)(device.context, DEPTH as i32 + 1, null, null, 0) };
+        if pair.cq.is_null() {
+            return Err(Reason::NoMemory);
+        }
+        let mut attributes = InitAttributes {
+            context: null,
+            send_cq: pair.cq,
+            recv_cq: pair.cq,
+            srq: null,
+            capacity: Capacity {
+                max_send_wr: DEPTH as u32,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: INLINE_WANTED,
+            },
+            kind: ffi::RC,
+            signal_all: 0,
+        };
+        // A device may refuse more than it has instead of granting what it has.
+        while pair.qp.is_null() {
+            // SAFETY: a live protection domain; the attributes are writable.
+            pair.qp = unsafe { (verbs.create_qp)(pd, &raw mut attributes) };
+            if pair.qp.is_null() && attributes.capacity.max_inline_data == 0 {
+                return Err(Reason::NoMemory);
+            }
+            if pair.qp.is_null() {
+                attributes.capacity.max_inline_data /= 2;
+            }
+        }
+        pair.inline = attributes.capacity.max_inline_data as usize;
+        // SAFETY: just made.
+        pair.local.number = unsafe { (*pair.qp).number };
+        Ok(pair)
+    }
+
+    /// Lets the device reach `memory`: read by the peer, written by it, or neither.
+    ///
+    /// # Safety
+    /// The memory stays mapped, writable, as long as the queue pair lives.
+    pub(super) unsafe fn register(&mut self, memory: Range<*mut u8>, remote: i32) -> Result<Region, Reason> {
+        let length = memory.end.addr() - memory.start.addr();
+        // SAFETY: a live protection domain; the caller's promise for the memory.
+        let mr = unsafe {
+            (self.verbs.reg_mr)(self.pd, memory.start.cast(), length, access::LOCAL_WRITE | remote)
+        };
+        if mr.is_null() {
+            return Err(Reason::MemLock);
+        }
+        // SAFETY: just made.
+        let Mr { lkey: local_key, rkey: remote_key, .. } = *unsafe { &*mr };
+        self.registered.push(mr);
+        Ok(Region { address: memory.start.expose_provenance() as u64, local_key, remote_key })
+    }
+
+    /// Takes the device's reach of the memory that was registered last back.
+    pub(super) fn unregister_last(&mut self) {
+        if let Some(mr) = self.registered.pop() {
+            // SAFETY: made by `register`, and no request refers to it yet.
+            unsafe { (self.verbs.dereg_mr)(mr) };
+        }
+    }
+
+    /// What the peer must know.
+    pub(super) fn local(&self) -> Endpoint {
+        self.local
+    }
+
+    /// Lets the peer in: its requests are served from now on.
+    pub(super) fn admit(&self, peer: Endpoint) -> Result<(), Reason> {
+        let settings = &settings().verbs;
+        let mut attributes = Attributes {
+            state: state::INIT,
+            access: (access::REMOTE_WRITE | access::REMOTE_READ) as u32,
+            port: self.place.port,
+            ..Attributes::default()
+        };
+        self.modify(&mut attributes, mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS)?;
+        let mut gid = [0u64; 2];
+        for (half, bytes) in gid.iter_mut().zip(peer.gid.as_chunks::<8>().0) {
+            *half = u64::from_ne_bytes(*bytes);
+        }
+        let mut attributes = Attributes {
+            state: state::READY_TO_RECEIVE,
+            path_mtu: self.local.mtu.min(peer.mtu),
+            destination: peer.number,
+            receive_psn: peer.psn,
+            max_reads_served: READS,
+            min_rnr_timer: 12,
+            address: Address {
+                route: GlobalRoute {
+                    destination: gid,
+                    source_index: self.place.index,
+                    hop_limit: 64,
+                    ..GlobalRoute::default()
+                },
+                service_level: settings.service_level,
+                is_global: 1,
+                port: self.place.port,
+                ..Address::default()
+            },
+            ..Attributes::default()
+        };
+        self.modify(
+            &mut attributes,
+            mask::STATE
+                | mask::ADDRESS
+                | mask::PATH_MTU
+                | mask::DESTINATION
+                | mask::RECEIVE_PSN
+                | mask::MAX_READS_SERVED
+                | mask::MIN_RNR_TIMER,
+        )?;
+        let mut attributes = Attributes {
+            state: state::READY_TO_SEND,
+            timeout: settings.timeout,
+            retries: settings.retries,
+            rnr_retries: 7,
+            send_psn: self.local.psn,
+            max_reads: READS,
+            ..Attributes::default()
+        };
+        self.modify(
+            &mut attributes,
+            mask::STATE
+                | mask::TIMEOUT
+                | mask::RETRIES
+                | mask::RNR_RETRIES
+                | mask::SEND_PSN
+                | mask::MAX_READS,
+        )
+    }
+
+    fn modify(&self, attributes: &mut Attributes, mask: u32) -> Result<(), Reason> {
+        // SAFETY: a live queue pair.
+        match unsafe { (self.verbs.modify_qp)(self.qp, attributes, mask.cast_signed()) } {
+            0 => Ok(()),
+            _ => Err(Reason::NoRoute),
+        }
+    }
+
+    /// Ends all traffic: nothing that the peer still sends reaches this side's memory any more.
+    pub(super) fn shut(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+        if self.is_ours() {
+            let mut attributes = Attributes { state: state::ERROR, ..Attributes::default() };
+            let _ = self.modify(&mut attributes, mask::STATE);
+        }
+    }
+
+    /// Whether this process may use it.
+    pub(super) fn is_ours(&self) -> bool {
+        self.owner == process::id()
+    }
+
+    /// Whether it has failed: nothing gets through any more.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    /// Begins to post `count` requests: waits until there is room for them.
+    pub(super) fn begin(&self, count: u64) -> Result<Poster<'_>, Errno> {
+        if !self.is_ours() || self.is_broken() {
+            return Err(Errno::CONNRESET);
+        }
+        let guard = self.posting.lock(process::thread())?;
+        let poster = Poster { pair: self, _guard: guard };
+        while self.posted.load(Ordering::Relaxed) + count - self.completed.load(Ordering::Relaxed) > DEPTH {
+            poster.take_completions();
+            if self.is_broken() {
+                return Err(Errno::CONNRESET);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(poster)
+    }
+
+    /// Waits until request `id` and all before it have been done, or the queue pair has failed.
+    pub(super) fn wait_for(&self, id: u64) -> Result<(), Errno> {
+        let mut looks = 0u32;
+        loop {
+            if self.completed.load(Ordering::Acquire) >= id {
+                return Ok(());
+            }
+            if self.is_broken() {
+                return Err(Errno::CONNRESET);
+            }
+            let guard = self.posting.lock(process::thread())?;
+            Poster { pair: self, _guard: guard }.take_completions();
+            looks += 1;
+            if looks.is_multiple_of(64) {
+                rustix::thread::sched_yield();
+            }
+        }
+    }
+
+    /// The last request posted.
+    pub(super) fn last_posted(&self) -> u64 {
+        self.posted.load(Ordering::Relaxed)
+    }
+}
+
+/// The right to post.
+pub(super) struct Poster<'a> {
+    pair: &'a QueuePair,
+    _guard: Guard<'a>,
+}
+
+/// Where one end of a transfer is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spot {
+    /// Its address.
+    pub(super) address: u64,
+    /// The key of its region.
+    pub(super) key: u32,
+}
+
+impl Poster<'_> {
+    /// RDMA WRITE of `length` bytes. Its number.
+    pub(super) fn write(&self, from: Spot, to: Spot, length: usize) -> Result<u64, Errno> {
+        let inline = if length <= self.pair.inline { ffi::INLINE } else { 0 };
+        self.post(ffi::RDMA_WRITE, inline, from, to, length)
+    }
+
+    /// RDMA READ of `length` bytes, signalled. Its number.
+    pub(super) fn read(&self, into: Spot, from: Spot, length: usize) -> Result<u64, Errno> {
+        self.post(ffi::RDMA_READ, ffi::SIGNALED, into, from, length)
+    }
+
+    fn post(&self, operation: u32, flags: u32, here: Spot, there: Spot, length: usize) -> Result<u64, Errno> {
+        let id = self.pair.posted.load(Ordering::Relaxed) + 1;
+        let mut piece = Piece { address: here.address, length: length as u32, key: here.key };
+        let mut request = SendRequest {
+            id,
+            next: std::ptr::null_mut(),
+            pieces: &raw mut piece,
+            count: 1,
+            operation,
+            flags: flags | if id.is_multiple_of(SIGNAL_EVERY) { ffi::SIGNALED } else { 0 },
+            immediate: 0,
+            remote: there.address,
+            remote_key: there.key,
+            rest: [0; 9],
+        };
+        // SAFETY: a live queue pair; the memory is registered, or copied now.
+        if unsafe { ffi::post_send(self.pair.qp, &mut request) } != 0 {
+            self.pair.broken.store(true, Ordering::SeqCst);
+            return Err(Errno::CONNRESET);
+        }
+        self.pair.posted.store(id, Ordering::Relaxed);
+        Ok(id)
+    }
+
+    fn take_completions(&self) {
+        let mut list = [Completion::default(); 16];
+        // SAFETY: a live completion queue.
+        let count = unsafe { ffi::poll_cq(self.pair.cq, &mut list) };
+        if count < 0 {
+            self.pair.broken.store(true, Ordering::SeqCst);
+        }
+        for done in &list[..usize::try_from(count).unwrap_or(0)] {
+            if done.status == 0 {
+                self.pair.completed.store(done.id, Ordering::Release);
+            } else {
+                self.pair.broken.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+}
