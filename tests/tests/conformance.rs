@@ -32,6 +32,23 @@ const LIMITATIONS: &str = include_str!("../../docs/limitations.md");
 /// How long something is given that is known to hang.
 const SOON: Duration = Duration::from_secs(3);
 
+/// What is about shared memory, its rendezvous or settings that name it, or a known limitation between hosts.
+const ONE_HOST: &[&str] = &[
+    "scarce::",
+    "hostile::",
+    "connecting::by_shared_memory_only",
+    "connecting::wrong_settings",
+    "connecting::backend_of_another_user",
+    // docs/limitations.md, "Between hosts": a process is killed with bytes in flight;
+    "ending::killed_after_sending",
+    "ending::killed_while_the_peer_reads",
+    "ending::a_mebibyte_then_killed",
+    // bytes that were sent while the peer went back wait for the sender's next call;
+    "processes::fork_while_a_thread_reads",
+    // two processes use a connection from its first byte on.
+    "processes::two_processes_before_the_upgrade",
+];
+
 /// Both sides of a pair spin while they wait, so more would only disturb each other.
 const PAIRS_AT_ONCE: usize = 2;
 
@@ -57,6 +74,9 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
     let usual = usual();
     if Network::of_environment().is_ok_and(|network| network != Network::Loopback) {
         return verbs_trials_of(name, behaviour);
+    }
+    if behaviour.between_hosts {
+        return Vec::new();
     }
     if let Some(words) = behaviour.limitation {
         return limited_trials_of(name, behaviour, words);
@@ -86,7 +106,8 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
 
 /// Between two hosts, where emulation is slow: what a connection begins with decides, and no warm-up is needed.
 fn verbs_trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
-    if behaviour.limitation.is_some() {
+    let elsewhere = ONE_HOST.iter().any(|prefix| name.starts_with(prefix));
+    if behaviour.limitation.is_some() || elsewhere {
         return Vec::new();
     }
     trials(name, behaviour, vec![("verbs", usual(), Preloaded::Both)])

@@ -380,6 +380,7 @@ impl Connection {
     /// Ends this side's use of the segment, before the socket's last descriptor on this host is closed.
     /// `abort`: the application asked for a reset (`SO_LINGER` with zero time).
     pub fn finish(&self, fd: i32, abort: bool) {
+        self.take_leftover_frames(fd);
         let Some(segment) = self.segment().filter(|segment| segment.is_ready()) else { return };
         self.take_leftover_bells(fd, segment);
         let incoming = segment.incoming();
@@ -398,6 +399,9 @@ impl Connection {
     /// The process ends without having closed it: what has been posted must arrive first.
     pub fn settle_fabric(&self) {
         let Some(segment) = self.segment() else { return };
+        if self.block.owner_pid.load(Ordering::Relaxed) == process::id() {
+            self.take_leftover_frames(self.block.owner_fd.load(Ordering::Relaxed).cast_signed());
+        }
         let gone = self.block.has(flag::PEER_GONE) || segment.incoming().end() & end::CLOSED != 0;
         if let Some(link) = segment.link().filter(|link| !gone && link.is_usable()) {
             link.finish();
@@ -405,14 +409,27 @@ impl Connection {
     }
 
     /// Internal file descriptors that belong to this connection.
-    pub fn internal_fds(&self) -> [Option<i32>; 2] {
+    pub fn internal_fds(&self) -> [Option<i32>; 3] {
         use std::os::fd::AsRawFd;
+        let wake = self.wake_fd();
         match self.bargain.try_lock() {
             Ok(bargain) => [
                 bargain.offer.as_ref().map(AsRawFd::as_raw_fd),
                 bargain.arrived.as_ref().map(AsRawFd::as_raw_fd),
+                wake,
             ],
-            Err(_) => [None; 2],
+            Err(_) => [None, None, wake],
         }
+    }
+
+    /// What a waiting call has to watch beside the socket: it becomes readable when the connection goes back to TCP.
+    pub fn wake_fd(&self) -> Option<i32> {
+        use std::os::fd::AsRawFd;
+        self.segment().and_then(Segment::link).map(|link| link.wake().as_raw_fd())
+    }
+
+    /// Whether it has left TCP and gone back.
+    pub fn has_returned(&self) -> bool {
+        self.segment().and_then(Segment::link).is_some_and(Link::is_frozen)
     }
 }

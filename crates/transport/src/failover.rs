@@ -76,6 +76,25 @@ impl Connection {
         }
     }
 
+    /// Whether the peer has gone back to TCP: then the fabric counts as failed.
+    pub(crate) fn look_for_down(&self, fd: i32) {
+        let Some(link) = self.segment().and_then(Segment::link).filter(|link| !link.is_frozen()) else {
+            return;
+        };
+        // Before the peer's bytes have left TCP, and have been taken, what comes is the application's.
+        if !self.recv_settled() || self.is_closed() {
+            return;
+        }
+        let mut bytes = [0u8; 64];
+        let peek = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+        // SAFETY: the buffer is writable for its length.
+        if let Ok(count) = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), peek) }
+            && bytes[..count].iter().find(|&&byte| byte != BELL) == Some(&DOWN)
+        {
+            link.fail();
+        }
+    }
+
     /// Goes back to TCP on purpose, if this process drives a queue pair for it: a fork could not use that.
     pub fn leave_fabric(&self, fd: i32) {
         let Some(segment) = self.segment() else { return };
@@ -231,6 +250,16 @@ impl Connection {
             }
         }
         true
+    }
+
+    /// Before a close: an unread frame would turn the kernel's FIN into a reset.
+    pub(crate) fn take_leftover_frames(&self, fd: i32) {
+        let Some(segment) = self.segment() else { return };
+        if matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips)
+            && let Ok(_guard) = self.block.recv_lock.lock(process::thread())
+        {
+            self.take_down_frame(fd, segment);
+        }
     }
 
     /// The peer's stream goes on at `position`, on TCP.

@@ -4,6 +4,7 @@
 //! application's readiness. Waiting calls ask [`Connection::readiness`] before they sleep, arm, sleep on
 //! [`Connection::kernel_interest`], and pass what woke them to [`Connection::interpret`].
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
@@ -11,7 +12,8 @@ use rustix::io::Errno;
 use crate::arena::flag;
 use crate::connection::Connection;
 use crate::control::{NOT_SWITCHED, end};
-use crate::{process, waiting};
+use crate::introduction::YES;
+use crate::{process, tcp, waiting};
 
 /// poll(2) bits, which epoll shares.
 pub mod bit {
@@ -159,6 +161,7 @@ impl Connection {
         let Some(segment) = self.segment() else { return events };
         let mut bits = 0;
         if let Ok(_guard) = self.block.recv_lock.lock(process::thread()) {
+            self.look_for_down(fd);
             self.mend_locked(fd, segment);
             if !self.greet(fd, segment) {
                 // Nothing of the application's is there yet.
@@ -175,7 +178,12 @@ impl Connection {
             } else {
                 // Real bytes: a lone bell would have been sent after the count that settles the direction.
                 bits |= events & (bit::RDHUP | bit::ALWAYS);
-                if events & (bit::IN | bit::RDHUP | bit::ALWAYS) != 0 {
+                // Unless they were a greeting, or the frame by which the peer went back to TCP.
+                let taken = self.covered.load(Ordering::Relaxed) == YES
+                    && events & (bit::RDHUP | bit::ALWAYS) == 0
+                    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+                    && tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) }) == Ok(0);
+                if !taken && events & (bit::IN | bit::RDHUP | bit::ALWAYS) != 0 {
                     bits |= bit::READ;
                 }
             }

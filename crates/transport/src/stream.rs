@@ -64,11 +64,12 @@ impl Connection {
             return Err(Errno::BADF);
         }
         self.mend_locked(fd, segment);
-        if !self.greet(fd, segment) {
-            return Err(Errno::AGAIN);
-        }
+        self.switch_early(segment);
         let peek = flags & libc::MSG_PEEK != 0;
         let mut total = self.take_side(segment, target, flags);
+        if !self.greet(fd, segment) {
+            return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
+        }
         let socket = self.socket(fd, segment);
         while target.left() > 0 && !waiting::is_settled(&socket) {
             match self.take_tcp(&socket, target, flags) {
@@ -131,6 +132,18 @@ impl Connection {
             add(&self.block.ring_received, (total - from_tcp) as u64);
         }
         Ok(total)
+    }
+
+    /// Over a fabric that may fail, both directions leave TCP as soon as they can: only then may frames be sent, by which
+    /// a side tells the other that it goes back.
+    fn switch_early(&self, segment: &Segment) {
+        if segment.link().is_some()
+            && self.block.send_switched.load(Ordering::Relaxed) == 0
+            && segment.is_ready()
+            && let Ok(_guard) = self.block.send_lock.lock(process::thread())
+        {
+            self.send_switched(segment);
+        }
     }
 
     /// A peer that lies is treated as one that reset the connection.
@@ -254,10 +267,11 @@ impl Connection {
         if self.is_closed() {
             return Err(Errno::BADF);
         }
-        if !self.send_switched(segment) {
-            if segment.link().is_some_and(Link::has_failed) {
-                return Err(FAILED);
-            }
+        let switched = self.send_switched(segment);
+        if segment.link().is_some_and(Link::has_failed) {
+            return Err(FAILED);
+        }
+        if !switched {
             return self.send_tcp(fd, source, flags);
         }
         let producer = segment.outlet();
@@ -541,6 +555,7 @@ impl Connection {
         if self.is_closed() {
             return self.block.has(flag::PEER_GONE);
         }
+        self.look_for_down(fd);
         let mut byte = 0;
         // SAFETY: one writable byte.
         match unsafe { tcp::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
@@ -620,10 +635,10 @@ impl Connection {
     pub fn unread(&self, fd: i32) -> Result<u64, Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let _guard = self.block.recv_lock.lock(process::thread())?;
-        if !self.greet(fd, segment) {
-            return Ok(0);
-        }
         let mut total = self.side_length();
+        if !self.greet(fd, segment) {
+            return Ok(total);
+        }
         if !waiting::is_settled(&self.socket(fd, segment)) {
             // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
             let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };

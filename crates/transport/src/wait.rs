@@ -18,6 +18,7 @@ use crate::arena::flag;
 use crate::buffers::Buffers;
 use crate::connection::Connection;
 use crate::control::{NOT_SWITCHED, end};
+use crate::segment::Segment;
 use crate::settings::settings;
 use crate::stream::FAILED;
 use crate::uninterrupted::Descriptor;
@@ -405,7 +406,7 @@ impl Connection {
         // SAFETY: one writable byte.
         match unsafe { (settings().sleep.recv)(fd, &raw mut byte, 1, flags) } {
             Ok(0) => self.note_end(fd),
-            Ok(_) => {}
+            Ok(_) => self.look_for_down(fd),
             Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::BADF | Errno::CANCELED)) => return Err(errno),
             Err(_) => self.note_reset(),
         }
@@ -447,7 +448,9 @@ impl Connection {
             return Ok(());
         }
         waiting::sleep_for_space(&self.socket(fd, segment), has_space, |clear| {
-            if clear && deadline.is_none() && !self.block.has(flag::SHUT_RD) {
+            // A return to TCP is told by another descriptor.
+            let told_here = segment.link().is_none();
+            if clear && told_here && deadline.is_none() && !self.block.has(flag::SHUT_RD) {
                 self.sleep_for_byte_or_retry(fd)
             } else {
                 self.sleep_for_arrival(fd, *deadline, has_space)
@@ -487,6 +490,9 @@ impl Connection {
         let news = Descriptor::from((settings().place)(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         epoll::add(news.as_fd(), borrowed, epoll::EventData::new_u64(0), edges)?;
+        if let Some(link) = self.segment().and_then(Segment::link) {
+            epoll::add(news.as_fd(), link.wake(), epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+        }
         let mut events = [std::mem::MaybeUninit::uninit(); 1];
         // What is there already is reported once at once; only the next report is news.
         epoll::wait(news.as_fd(), &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;

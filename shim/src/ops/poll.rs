@@ -158,7 +158,7 @@ fn glance(fds: &mut [pollfd], polled: &mut [Polled], settle: bool) -> Result<i32
     if ready == 0 && !settle {
         return Ok(0);
     }
-    Ok(merge(fds, polled, &copy))
+    Ok(merge(fds, polled, &copy[..fds.len()]))
 }
 
 /// The descriptors as the kernel should watch them. `news` watches those whose unread bytes would keep waking.
@@ -171,6 +171,10 @@ fn kernel_view(fds: &[pollfd], polled: &[Polled], news: Option<i32>) -> Vec<poll
         if news.is_some() && is_stuck(fds, one) {
             entry.events = (interest & !(bit::IN | bit::RDHUP)) as i16;
         }
+    }
+    let live = polled.iter().filter(|one| !one.call.connection().has_returned());
+    for wake in live.filter_map(|one| one.call.connection().wake_fd()) {
+        copy.push(pollfd { fd: wake, events: libc::POLLIN, revents: 0 });
     }
     if let Some(news) = news {
         copy.push(pollfd { fd: news, events: libc::POLLIN, revents: 0 });

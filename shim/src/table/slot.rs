@@ -28,6 +28,8 @@ pub(crate) struct Slot {
     life: AtomicU32,
     /// Some epoll set makes the kernel report this connection, because it is ready in memory.
     pub(crate) kicked: AtomicBool,
+    /// What follows from the connection's return to TCP has been done.
+    returned: AtomicBool,
     /// Whether this process did I/O on it: if not, it is not in its statistics.
     pub(super) used: AtomicBool,
     /// Nobody else has the connection: its block is free once the last call has left.
@@ -67,7 +69,6 @@ impl Call {
             if connection.is_failing() {
                 errno::keep(|| connection.mend(fd));
                 log::warn!("fd {fd}: back on TCP");
-                ops::epoll::became_active(self.slot);
             }
             return true;
         }
@@ -101,6 +102,10 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
+        if self.connection().has_returned() && !self.slot.returned.swap(true, Ordering::SeqCst) {
+            // Event loops have to watch the socket for other things now.
+            errno::keep(|| ops::epoll::stalled(self.slot));
+        }
         self.slot.leave();
     }
 }
@@ -113,6 +118,7 @@ impl Slot {
         unsafe { (*slot.connection.get()).write(connection) };
         slot.used.store(used, Ordering::Relaxed);
         slot.last.store(false, Ordering::Relaxed);
+        slot.returned.store(false, Ordering::Relaxed);
         // Whoever still looks at the slot's last connection comes and goes.
         slot.holds.fetch_add(FD + USER, Ordering::SeqCst);
         slot.life.fetch_add(1, Ordering::SeqCst);
@@ -127,6 +133,7 @@ impl Slot {
             holds: AtomicU64::new(0),
             life: AtomicU32::new(0),
             kicked: AtomicBool::new(false),
+            returned: AtomicBool::new(false),
             used: AtomicBool::new(false),
             last: AtomicBool::new(false),
             connection: UnsafeCell::new(MaybeUninit::uninit()),

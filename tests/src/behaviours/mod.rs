@@ -21,6 +21,7 @@ mod options;
 mod peers;
 mod polling;
 mod processes;
+mod returning;
 mod scarce;
 mod signals;
 mod switching;
@@ -38,6 +39,8 @@ pub enum Tally {
     Mixed(u64, &'static [(&'static str, u64)]),
     /// At least so many left TCP, of so many in all.
     AtLeast(u64, u64),
+    /// So many left TCP, and went back.
+    Returned(u64),
     /// So many stayed, whatever the reasons.
     Stayed(u64),
     /// None left TCP; a process that did nothing with its connections, but hand them on, need not count them.
@@ -68,6 +71,8 @@ pub struct Behaviour {
     pub environment: &'static [(&'static str, &'static str)],
     /// Whether only root can run it.
     pub needs_root: bool,
+    /// Whether it needs two hosts' devices, or what stands for them (`Network`).
+    pub between_hosts: bool,
     /// Whether it waits so long that one variant has to do.
     pub takes_long: bool,
     /// Whether one side has both ends of its connections, so that the other side's library does not matter.
@@ -97,6 +102,7 @@ impl Behaviour {
             end: [End::Exit(0); 2],
             environment: &[],
             needs_root: false,
+            between_hosts: false,
             takes_long: false,
             by_itself: false,
             alone: &[],
@@ -121,6 +127,11 @@ impl Behaviour {
 
     const fn needs_root(mut self) -> Self {
         self.needs_root = true;
+        self
+    }
+
+    const fn between_hosts(mut self) -> Self {
+        self.between_hosts = true;
         self
     }
 
@@ -189,6 +200,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("hostile", hostile::ALL),
     ("processes", processes::ALL),
     ("handing_on", handing_on::ALL),
+    ("returning", returning::ALL),
 ];
 
 /// The behaviour with this name, `area::name`.

@@ -20,6 +20,8 @@ pub struct Stats {
     pub upgraded: BTreeMap<String, u64>,
     /// Connections that stayed, by reason.
     pub not_upgraded: BTreeMap<String, u64>,
+    /// Connections that left TCP, and went back.
+    pub returned_to_tcp: u64,
     /// Application bytes sent through a ring.
     pub ring_bytes_sent: u64,
     /// Application bytes received through a ring.
@@ -69,6 +71,7 @@ impl Stats {
         add_counts(&mut self.upgraded, &file["upgraded"]).context("upgraded")?;
         add_counts(&mut self.not_upgraded, &file["not_upgraded"]).context("not_upgraded")?;
         for (name, sum) in [
+            ("returned_to_tcp", &mut self.returned_to_tcp),
             ("ring_bytes_sent", &mut self.ring_bytes_sent),
             ("ring_bytes_received", &mut self.ring_bytes_received),
             ("tcp_bytes_sent", &mut self.tcp_bytes_sent),

@@ -163,6 +163,9 @@ fn warm_tally(behaviour: &Behaviour, variant: Variant, report: &Report, tally: T
                 .then_some(())
                 .ok_or(format!("{count} connections should have left TCP, and {reasons:?} stayed"))
         }
+        Tally::Returned(count) => (upgraded(stats) == count && stats.returned_to_tcp == count)
+            .then_some(())
+            .ok_or(format!("{count} connections should have left TCP, and gone back")),
         Tally::StayedOrUncounted => {
             (upgraded(stats) == 0).then_some(()).ok_or("no connection should have left TCP".to_owned())
         }
@@ -179,9 +182,10 @@ fn warm_tally(behaviour: &Behaviour, variant: Variant, report: &Report, tally: T
     if let Err(fault) = counted {
         return Some(fault);
     }
-    // After the warm-up every byte takes the ring.
+    // After the warm-up every byte takes the ring; unless the process has forked, which could not use a queue pair.
     let warm_up = (variant.rounds * WARM_UP_BYTES) as u64;
-    (behaviour.is_connected() && tally == Tally::Upgraded(1) && stats.tcp_bytes_sent > warm_up)
+    let returned = between_hosts() && stats.returned_to_tcp > 0;
+    (behaviour.is_connected() && tally == Tally::Upgraded(1) && !returned && stats.tcp_bytes_sent > warm_up)
         .then(|| format!("more than {warm_up} bytes went over TCP"))
 }
 
@@ -217,7 +221,9 @@ fn alone_tally(behaviour: &Behaviour, stats: &Stats, tally: Tally) -> Option<Str
 
 fn total(tally: Tally) -> Option<u64> {
     match tally {
-        Tally::Upgraded(count) | Tally::Stayed(count) | Tally::Total(count) => Some(count),
+        Tally::Upgraded(count) | Tally::Returned(count) | Tally::Stayed(count) | Tally::Total(count) => {
+            Some(count)
+        }
         Tally::AtLeast(_, count) => Some(count),
         Tally::Mixed(count, reasons) => Some(count + reasons.iter().map(|(_, count)| count).sum::<u64>()),
         Tally::StayedOrUncounted | Tally::Unknown => None,

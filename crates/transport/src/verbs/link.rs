@@ -17,9 +17,11 @@
 //! is written behind the message that they announce, so whoever knows of a bell can see its reason.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
+use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use super::device;
@@ -130,6 +132,8 @@ pub struct Link {
     lied: AtomicBool,
     /// Nothing that arrives counts any more.
     frozen: AtomicBool,
+    /// Readable from then on, for this side's sleepers.
+    wake: OwnedFd,
 }
 
 // SAFETY: pointers into the segment, which outlives the link; used by atomics and copies only.
@@ -177,6 +181,7 @@ impl Link {
             control: control.address,
             control_key: control.remote_key,
         };
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         // SAFETY: inside the segment.
         let at = |base: NonNull<u8>, offset: u64| unsafe { base.add(offset as usize) };
         let link = Self {
@@ -195,6 +200,7 @@ impl Link {
             syncing: Lock::new(),
             lied: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
+            wake: (settings().place)(wake.map_err(|_| Reason::NoFds)?).map_err(|_| Reason::NoFds)?,
         };
         // As if the peer slept, until it says otherwise: the first message rings.
         for word in &link.board().armed {
@@ -623,6 +629,12 @@ impl Link {
         self.scan(incoming);
         self.note_credit(outgoing);
         self.frozen.store(true, Ordering::SeqCst);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// A descriptor that is readable once [`Self::freeze`] was called: for sleepers whom no bell tells.
+    pub(crate) fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
     }
 
     /// What has been sent and not credited: the stream position where it begins, and the bytes. `None` if the peer has

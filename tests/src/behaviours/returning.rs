@@ -1,0 +1,126 @@
+//! Connections between hosts go back to TCP, and nobody notices.
+
+use std::process::Command;
+
+use super::Behaviour;
+use super::Tally;
+use super::peers::send_all;
+use crate::calls::{self, Fd, Leave, fork, quietly};
+use crate::say;
+use crate::side::{Pattern, Side, receive_exactly, receive_pattern, send_pattern};
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::connected("a_device_is_removed_under_load", streams_and_removes, streams)
+        .tally(Tally::Returned(1), Tally::Returned(1))
+        .needs_root()
+        .between_hosts(),
+    Behaviour::connected("a_device_is_removed_at_the_other_side", streams, streams_and_removes)
+        .tally(Tally::Returned(1), Tally::Returned(1))
+        .needs_root()
+        .between_hosts(),
+    Behaviour::connected("a_device_is_removed_between_requests", removes_between, answers)
+        .tally(Tally::Returned(1), Tally::Returned(1))
+        .needs_root()
+        .between_hosts(),
+    Behaviour::connected("a_child_serves_on", serves_in_a_child, asks)
+        .tally(Tally::Returned(1), Tally::Returned(1))
+        .between_hosts(),
+];
+
+const LENGTH: usize = 3 << 20;
+
+/// Takes this side's device away, as if it were unplugged, and gives another like it back: others need it.
+fn remove_device() {
+    let name = std::fs::read_dir("/sys/class/infiniband")
+        .expect("a device")
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .find(|name| has_own_address(name))
+        .expect("a device with this side's address");
+    let rdma = |arguments: &[&str]| {
+        let status = Command::new("/usr/bin/env")
+            .args(["-u", "LD_PRELOAD", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "rdma", "link"])
+            .args(arguments)
+            .status();
+        assert!(status.expect("rdma").success(), "rdma link {arguments:?}");
+    };
+    rdma(&["delete", &name]);
+    rdma(&["add", &name, "type", "rxe", "netdev", "eth0"]);
+}
+
+fn has_own_address(device: &str) -> bool {
+    let own = std::env::var("THALLUS_TEST_OWN").expect("an address");
+    let own: std::net::Ipv4Addr = own.parse().expect("an address");
+    let gid = std::fs::read_to_string(format!("/sys/class/infiniband/{device}/ports/1/gids/1"));
+    gid.is_ok_and(|gid| gid.trim().parse() == Ok(own.to_ipv6_mapped()))
+}
+
+fn streams(_side: &Side, fd: Fd) {
+    full_duplex(fd, 32, 31, || {});
+}
+
+fn streams_and_removes(_side: &Side, fd: Fd) {
+    full_duplex(fd, 31, 32, || quietly(remove_device));
+}
+
+/// Streams both ways, and does `midway` when a third has come.
+fn full_duplex(fd: Fd, ours: u64, theirs: u64, midway: impl FnOnce()) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| send_pattern(fd, &mut Pattern::new(ours), LENGTH, 50_000));
+        let mut pattern = Pattern::new(theirs);
+        receive_pattern(fd, &mut pattern, LENGTH / 3, 30_000);
+        midway();
+        receive_pattern(fd, &mut pattern, LENGTH - LENGTH / 3, 30_000);
+    });
+    say!("sent and received {LENGTH}");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+}
+
+const REQUESTS: usize = 10;
+
+fn removes_between(_side: &Side, fd: Fd) {
+    for number in 0..2 * REQUESTS {
+        if number == REQUESTS {
+            quietly(remove_device);
+        }
+        request(fd, number);
+    }
+    say!("answered");
+}
+
+fn request(fd: Fd, number: usize) {
+    let request = [number as u8; 100];
+    send_all(fd, &request);
+    assert_eq!(receive_exactly(fd, request.len()), request);
+}
+
+fn answers(_side: &Side, fd: Fd) {
+    for _ in 0..2 * REQUESTS {
+        let request = receive_exactly(fd, 100);
+        send_all(fd, &request);
+    }
+}
+
+/// As servers do that fork for each client, after they have read what it wants.
+fn serves_in_a_child(_side: &Side, fd: Fd) {
+    for _ in 0..REQUESTS {
+        let request = receive_exactly(fd, 100);
+        send_all(fd, &request);
+    }
+    let child = fork(Leave::Exit, || {
+        for _ in 0..REQUESTS {
+            let request = receive_exactly(fd, 100);
+            send_all(fd, &request);
+        }
+    });
+    calls::close(fd).expect("close");
+    child.wait_for_success();
+}
+
+fn asks(_side: &Side, fd: Fd) {
+    for number in 0..2 * REQUESTS {
+        request(fd, number);
+    }
+    say!("answered");
+}
