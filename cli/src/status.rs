@@ -11,13 +11,13 @@ use thallus_transport::arena::{Block, Role, flag};
 /// Show live processes and where the bytes of their connections go
 ///
 /// One line for each end of a connection: a connection between two processes of this host has two.
-/// FABRIC is shm, or tcp with the reason. Other users' processes are seen by root only.
+/// FABRIC is shm, verbs, or tcp with the reason. Other users' processes are seen by root only.
 ///
 /// With --json: an object with
 ///   processes    array: pid, command, connections (how many)
 ///   connections  array: pid, command, fd, role (client or server), local and peer (ADDRESS:PORT or null),
-///                fabric (shm or tcp), reason (null if shm), bytes_sent, bytes_received, ring_bytes_sent,
-///                ring_bytes_received, tcp_bytes_sent, tcp_bytes_received, doorbells_sent, sleeps,
+///                fabric (shm, verbs or tcp), reason (null but for tcp), bytes_sent, bytes_received,
+///                ring_bytes_sent, ring_bytes_received, tcp_bytes_sent, tcp_bytes_received, doorbells_sent, sleeps,
 ///                spin_hits, age_seconds
 ///   hidden_processes  processes that could not be looked at for lack of permission
 ///   other_versions    processes whose library is of another version
