@@ -194,7 +194,9 @@ fn grow_up(fd: i32, young: Young) {
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         let nonblocking =
             rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
-        let slot = Slot::begin(Connection::new(block, young.port(), nonblocking), young.is_used());
+        let connection = Connection::new(block, young.port(), nonblocking);
+        connection.apply_rules(fd);
+        let slot = Slot::begin(connection, young.is_used());
         if !young.becomes(slot, fd) {
             slot.holds.fetch_sub(FD, Ordering::SeqCst);
             slot.last.store(block.release(process::id()), Ordering::SeqCst);

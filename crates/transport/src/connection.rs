@@ -108,6 +108,11 @@ impl Connection {
         }
     }
 
+    /// Finds out whether a rule names the peer, before anything else is done with the connection on `fd`.
+    pub fn apply_rules(&self, fd: i32) {
+        self.is_covered(fd);
+    }
+
     /// An event loop watches the socket for edges, or for its level: then for good, as far as bells are concerned, because
     /// one that nobody takes away would keep such a loop awake.
     pub fn watched_for_edges(&self, edges: bool) {
