@@ -69,6 +69,9 @@ const _: () = assert!(DEPTH * SLOT_BYTES <= STAGE_BYTES);
 /// Bytes of a ring that data leaves free: for a pad, and the control messages that may follow.
 const RESERVE: u64 = 8 * OVERHEAD;
 
+/// A place in the ring that seems to be so far ahead of another is behind it: half of what can be told apart.
+const BEHIND: u64 = 1 << 34;
+
 /// The largest and the smallest ring, in bytes.
 const RINGS: [u64; 2] = [8 << 20, 16 << 10];
 
@@ -305,8 +308,17 @@ impl Link {
             // Neither is ahead of what has been scanned; both are read after it was, so they may be ahead of `word`.
             let consumed = self.figures().consumed.load(Ordering::Acquire);
             let (_, position) = Self::unpack(word, 0, consumed);
-            if position.wrapping_sub(consumed) > self.inbox.size {
+            let ahead = position.wrapping_sub(consumed);
+            if ahead > BEHIND {
+                if self.scanned.load(Ordering::Acquire) == word {
+                    // Another process has read on.
+                    return Ok(());
+                }
                 continue;
+            }
+            // A sender never fills the ring to the last byte.
+            if ahead >= self.inbox.size {
+                return Err(Lie);
             }
             let Some(message) = self.inbox.message(position)? else { return Ok(()) };
             let mut stream = (word >> 32) as u32;
@@ -397,7 +409,7 @@ impl Link {
         fence(Ordering::SeqCst);
         let emptied = control.is_empty();
         // A sender that sleeps for space has said so; it is woken when a good part is free.
-        let free = self.inbox.size - self.scanned_ahead(position);
+        let free = self.inbox.size.saturating_sub(self.scanned_ahead(position));
         let wanted = self.board().armed[1].load(Ordering::Acquire);
         let room = emptied || free >= self.inbox.size / 4;
         let ring = room && control.claim_space_bell_of(wanted);
