@@ -3,9 +3,12 @@
 //! A connection counts in the process that last did I/O on it, once, when that process closes it or ends.
 
 use std::ffi::OsString;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use thallus_transport::arena::{Block, flag};
 use thallus_transport::process;
@@ -210,10 +213,10 @@ pub(crate) fn write(ends: bool) {
             n => format!("{}.{n}.json", process::id()),
         });
         let mut result = write_new(&path, text.as_bytes());
-        if result == Err(rustix::io::Errno::MFILE) {
+        if result == Err(Errno::MFILE) {
             result = beyond_the_limit(|| write_new(&path, text.as_bytes()));
         }
-        if result != Err(rustix::io::Errno::EXIST) {
+        if result != Err(Errno::EXIST) {
             return;
         }
     }
@@ -234,12 +237,27 @@ fn beyond_the_limit<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-fn write_new(path: &std::path::Path, mut text: &[u8]) -> Result<(), rustix::io::Errno> {
-    use rustix::fs::{Mode, OFlags, open};
+/// Makes a file of `text`, which appears when it is whole where the file system can do that. Fails if there is one.
+fn write_new(path: &std::path::Path, text: &[u8]) -> Result<(), Errno> {
+    if let result @ (Ok(()) | Err(Errno::EXIST | Errno::MFILE)) = write_unnamed(path, text) {
+        return result;
+    }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = open(path, flags, Mode::from_raw_mode(0o644))?;
+    write_all(&open(path, flags, Mode::from_raw_mode(0o644))?, text)
+}
+
+fn write_unnamed(path: &std::path::Path, text: &[u8]) -> Result<(), Errno> {
+    let folder = path.parent().ok_or(Errno::NOTDIR)?;
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let file = open(folder, flags, Mode::from_raw_mode(0o644))?;
+    write_all(&file, text)?;
+    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+    linkat(CWD, itself, CWD, path, AtFlags::SYMLINK_FOLLOW)
+}
+
+fn write_all(file: &OwnedFd, mut text: &[u8]) -> Result<(), Errno> {
     while !text.is_empty() {
-        let count = rustix::io::retry_on_intr(|| rustix::io::write(&file, text))?;
+        let count = rustix::io::retry_on_intr(|| rustix::io::write(file, text))?;
         text = &text[count..];
     }
     Ok(())

@@ -203,7 +203,7 @@ fn grow_up(fd: i32, young: Young) {
         } else if ops::process::has_io_uring() {
             // Asked after it has become visible: whoever sets one up either sees it, or is seen.
             // SAFETY: counted in.
-            unsafe { slot.connection() }.pin(Reason::IoUring);
+            unsafe { slot.connection() }.pin(fd, Reason::IoUring);
         }
         slot.leave();
     });
@@ -317,10 +317,8 @@ pub(crate) fn let_go_of_all(mut visit: impl FnMut(&'static Block)) {
         if !block.release(process::id()) {
             return;
         }
-        let word = std::ptr::from_ref(slot).addr();
-        let of_slot = |&fd: &i32| cell(fd).is_some_and(|cell| cell.load(Ordering::Relaxed) == word);
         if !stats::counts(block)
-            && let Some(fd) = descriptors().find(of_slot)
+            && let Some(fd) = descriptor_of(slot)
         {
             note_connected(block, fd);
         }
@@ -347,9 +345,7 @@ fn forget(word: usize, fd: i32, open: bool) {
             // Before the last descriptor goes: whoever leaves after that ends the connection.
             slot.holds.fetch_add(USER, Ordering::SeqCst);
             if slot.holds.fetch_sub(FD, Ordering::SeqCst) / FD != 1 {
-                let other = descriptors()
-                    .find(|&other| cell(other).is_some_and(|cell| cell.load(Ordering::Relaxed) == word));
-                if let Some(other) = other {
+                if let Some(other) = descriptor_of(slot) {
                     ops::epoll::renamed(slot, fd, other);
                 }
                 slot.leave();
@@ -429,6 +425,12 @@ pub(crate) fn hold(old: i32) -> Option<Held> {
         Entry::Epoll(set) => set.descriptor_added(),
     }
     Some(Held { word })
+}
+
+/// A descriptor of the connection in `slot`.
+pub(crate) fn descriptor_of(slot: &'static Slot) -> Option<i32> {
+    let word = std::ptr::from_ref(slot).addr();
+    descriptors().find(|&fd| cell(fd).is_some_and(|cell| cell.load(Ordering::Relaxed) == word))
 }
 
 /// Every descriptor that has an entry now.

@@ -13,7 +13,8 @@
 //! | swapped | on both | the other side listens |
 //! | cold, lukewarm | on both | the upgrade comes in the middle of the behaviour |
 //! | left-only, right-only | on one | nothing may change, nothing may leave TCP |
-//! | limitation | on both | fails as docs/limitations.md says; if it does not, that page is wrong |
+//! | named, named-to-left | on both, on one | a rule names the peer for RDMA, and there is no device |
+//! | limitation, named-limitation | on both | fails as docs/limitations.md says; if it does not, that page is wrong |
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -94,6 +95,16 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
     }
     // As it is for users: what a behaviour does first, it does on connections that have done nothing yet.
     variants.push(("young", Variant { rounds: 0, upgrade_after: 8, ..usual }, Preloaded::Both));
+    let named = Variant { named: true, ..usual };
+    // Some have settings of their own for it.
+    if behaviour.limitation_if_named.is_none()
+        && behaviour.environment.iter().all(|(name, _)| *name != "THALLUS_FABRIC")
+    {
+        variants.push(("named", named, Preloaded::Both));
+        if !behaviour.by_itself {
+            variants.push(("named-to-left", named, Preloaded::Left));
+        }
+    }
     if behaviour.takes_long {
         variants.retain(|(name, ..)| ["kernel", "v4"].contains(name));
     } else if behaviour.is_connected() {
@@ -101,10 +112,14 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
         variants.push(("cold", Variant { rounds: 0, ..usual }, Preloaded::Both));
         variants.push(("lukewarm", Variant { rounds: 2, ..usual }, Preloaded::Both));
     }
-    trials(name, behaviour, variants)
+    let mut trials = trials(name.clone(), behaviour, variants);
+    if let Some(words) = behaviour.limitation_if_named {
+        trials.push(limitation(format!("{name}::named-limitation"), name, behaviour, named, words));
+    }
+    trials
 }
 
-/// Between two hosts, where emulation is slow: what a connection begins with decides, and no warm-up is needed.
+/// Over verbs, which is slow under emulation: in one variant.
 fn verbs_trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
     let elsewhere = ONE_HOST.iter().any(|prefix| name.starts_with(prefix));
     if behaviour.limitation.is_some() || elsewhere {
@@ -142,16 +157,27 @@ fn limited_trials_of(name: String, behaviour: Behaviour, words: &'static str) ->
             })
         })
         .collect();
-    trials.push(Trial::test(format!("{name}::limitation"), move || {
+    trials.push(limitation(format!("{name}::limitation"), name, behaviour, Variant::USUAL, words));
+    trials
+}
+
+/// A trial in which the behaviour must fail, as the documentation says in `words`.
+fn limitation(
+    trial: String,
+    name: String,
+    behaviour: Behaviour,
+    variant: Variant,
+    words: &'static str,
+) -> Trial {
+    Trial::test(trial, move || {
         if !LIMITATIONS.contains(words) {
             return Err(format!("docs/limitations.md does not say {words}").into());
         }
-        match conforms(&name, &behaviour, Variant { patience: SOON, ..Variant::USUAL }, Preloaded::Both) {
+        match conforms(&name, &behaviour, Variant { patience: SOON, ..variant }, Preloaded::Both) {
             Ok(()) => Err("it works: take it out of docs/limitations.md".into()),
             Err(_) => Ok(()),
         }
-    }));
-    trials
+    })
 }
 
 /// What the kernel does, found out once for all variants for which it is the same: it knows no warm-up.

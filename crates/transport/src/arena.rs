@@ -20,6 +20,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -95,6 +96,10 @@ pub mod flag {
     pub const VOID: u32 = 256;
     /// It left TCP for a queue pair.
     pub const VERBS: u32 = 1024;
+    /// A server's stream whose first bytes are known not to be a HELLO, or no longer one.
+    pub const HEARD: u32 = 4096;
+    /// The peer's stream has ended, and every byte that it sent over TCP has arrived, read or not.
+    pub const ALL_HERE: u32 = 8192;
     /// It went back to TCP.
     pub const RETURNED: u32 = 2048;
     /// It was established: a connect that failed is no connection.
@@ -133,20 +138,20 @@ pub struct Block {
     pub recv_switched: AtomicU32,
     /// Application bytes received over TCP.
     pub tcp_received: AtomicU64,
-    /// Bytes taken from the kernel and not yet given to the application: where the next one is,
-    pub side_start: AtomicU64,
-    /// and where they end.
-    pub side_end: AtomicU64,
+    side: AtomicU64,
     /// Doorbells taken from the TCP stream.
     pub drained: AtomicU64,
-    _pad2: u64,
+    /// While bytes are moved from the kernel to the side buffer: [`Self::tcp_received`] before that, plus 1. Else 0.
+    pub absorbing: AtomicU64,
+    /// Where they go in the side buffer.
+    pub absorbing_at: AtomicU64,
     /// Application bytes received through the ring.
     pub ring_received: AtomicU64,
     /// Times a thread went to sleep in the kernel for this connection.
     pub sleeps: AtomicU64,
     /// Times spinning found what it waited for.
     pub spin_hits: AtomicU64,
-    _pad3: [u64; 7],
+    _pad2: [u64; 7],
 
     /// Held while bytes are put into the stream.
     pub send_lock: Lock,
@@ -170,12 +175,13 @@ pub struct Block {
     pub cork: AtomicU32,
     /// 1 while the outgoing window is larger than what stays in cache.
     pub roomy: AtomicU32,
-    _pad4: [u32; 45],
+    _pad3: [u32; 45],
 }
 
 const _: () = assert!(size_of::<Block>() == 512);
 const _: () = assert!(std::mem::offset_of!(Block, local) == 64);
 const _: () = assert!(std::mem::offset_of!(Block, recv_lock) == 128);
+const _: () = assert!(std::mem::offset_of!(Block, ring_received) == 176);
 const _: () = assert!(std::mem::offset_of!(Block, send_lock) == 256);
 
 /// An address in three words: 16 address bytes (v4 mapped), then the port with a presence bit.
@@ -210,6 +216,24 @@ impl AddressCell {
 }
 
 impl Block {
+    /// Bytes taken from the kernel and not yet given to the application: where in the side buffer they are. Changed under
+    /// the receive lock, in one store.
+    pub fn side(&self) -> Range<u64> {
+        let word = self.side.load(Ordering::Acquire);
+        word >> 32..(word & u64::from(u32::MAX)).max(word >> 32)
+    }
+
+    /// Gives bytes of [`Self::side`] to the application: the next one is at `start`.
+    pub fn set_side_start(&self, start: u64) {
+        let end = self.side().end;
+        self.side.store(if start == end { 0 } else { start << 32 | end }, Ordering::Release);
+    }
+
+    /// Adds bytes to [`Self::side`], up to `end`.
+    pub fn set_side_end(&self, end: u64) {
+        self.side.store(self.side().start << 32 | end, Ordering::Release);
+    }
+
     /// Where the connection stands.
     pub fn state(&self) -> State {
         match self.state.load(Ordering::Acquire) {

@@ -182,6 +182,10 @@ impl Connection {
         if self.is_covered(fd) {
             return self.await_greeting(fd);
         }
+        if self.covered.load(Ordering::Relaxed) == UNKNOWN {
+            // Not connected yet.
+            return;
+        }
         if !settings().shm {
             self.block.pin(Reason::Disabled);
             return;
@@ -344,8 +348,8 @@ impl Connection {
 
     /// Keeps the connection on TCP because of what the application is about to do. False if it has left TCP
     /// already.
-    pub fn pin(&self, reason: Reason) -> bool {
-        if self.may_hear_hello() {
+    pub fn pin(&self, fd: i32, reason: Reason) -> bool {
+        if !self.may_pin(reason) {
             return false;
         }
         loop {
@@ -356,7 +360,7 @@ impl Connection {
                     }
                     return true;
                 }
-                State::Active => return self.withdraw(reason),
+                State::Active => return self.withdraw(fd, reason),
                 _ => {
                     self.settled();
                 }
@@ -365,10 +369,10 @@ impl Connection {
     }
 
     /// Server: goes back to TCP for good, unless bytes may have left it, or the side buffer has taken some from it.
-    fn withdraw(&self, reason: Reason) -> bool {
+    fn withdraw(&self, fd: i32, reason: Reason) -> bool {
         let _uninterrupted = Uninterrupted::begin();
         // Whoever fills the side buffer does so under this lock, and only while the connection is active.
-        let Ok(_guard) = self.block.recv_lock.lock(process::thread()) else { return false };
+        let Ok(_guard) = self.lock_receiving(fd) else { return false };
         let withdrawn = self.block.role() == Role::Server
             && self.side_length() == 0
             && self
@@ -402,11 +406,9 @@ impl Connection {
     }
 
     /// The process ends without having closed it: what has been posted must arrive first.
-    pub fn settle_fabric(&self) {
+    pub fn settle_fabric(&self, fd: i32) {
         let Some(segment) = self.segment() else { return };
-        if self.block.owner_pid.load(Ordering::Relaxed) == process::id() {
-            self.take_leftover_frames(self.block.owner_fd.load(Ordering::Relaxed).cast_signed());
-        }
+        self.take_leftover_frames(fd);
         let gone = self.block.has(flag::PEER_GONE) || segment.incoming().end() & end::CLOSED != 0;
         if let Some(link) = segment.link().filter(|link| !gone && link.is_usable()) {
             link.finish();

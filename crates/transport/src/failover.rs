@@ -16,7 +16,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::arena::flag;
@@ -24,9 +24,9 @@ use crate::connection::Connection;
 use crate::control::NOT_SWITCHED;
 use crate::segment::{Greeting, SIDE_BYTES, Segment};
 use crate::stream::{BELL, FAILED};
+use crate::tcp;
 use crate::uninterrupted::Uninterrupted;
 use crate::verbs::link::Link;
-use crate::{process, tcp};
 
 /// The frame by which a side goes back to TCP.
 const DOWN: u8 = 2;
@@ -64,7 +64,7 @@ impl Connection {
     #[cold]
     pub fn mend(&self, fd: i32) {
         let Some(segment) = self.segment() else { return };
-        if let Ok(_guard) = self.block.recv_lock.lock(process::thread()) {
+        if let Ok(_guard) = self.lock_receiving(fd) {
             self.mend_locked(fd, segment);
         }
     }
@@ -88,10 +88,23 @@ impl Connection {
         let mut bytes = [0u8; 64];
         let peek = libc::MSG_DONTWAIT | libc::MSG_PEEK;
         // SAFETY: the buffer is writable for its length.
-        if let Ok(count) = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), peek) }
-            && bytes[..count].iter().find(|&&byte| byte != BELL) == Some(&DOWN)
-        {
-            link.fail();
+        if let Ok(count) = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), peek) } {
+            bells_before_frames(link, &bytes[..count]);
+        }
+    }
+
+    /// Takes the bells at the beginning of what has been `seen` on TCP. How many there were. What is behind them stays for
+    /// who reads next. The caller holds the receive lock.
+    pub(crate) fn take_bells_before_frames(
+        &self,
+        fd: i32,
+        link: &Link,
+        seen: &mut [u8],
+    ) -> Result<usize, Errno> {
+        match bells_before_frames(link, seen) {
+            0 => Ok(0),
+            // SAFETY: writable for as much. It is there, and nobody else reads.
+            bells => unsafe { tcp::recv(fd, seen.as_mut_ptr(), bells, libc::MSG_DONTWAIT) },
         }
     }
 
@@ -99,7 +112,7 @@ impl Connection {
     pub fn leave_fabric(&self, fd: i32) {
         let Some(segment) = self.segment() else { return };
         let Some(link) = segment.link().filter(|link| link.is_usable() && !link.is_frozen()) else { return };
-        if let Ok(_guard) = self.block.recv_lock.lock(process::thread()) {
+        if let Ok(_guard) = self.lock_receiving(fd) {
             self.go_back(fd, segment, link);
         }
     }
@@ -109,7 +122,7 @@ impl Connection {
     fn go_back(&self, fd: i32, segment: &Segment, link: &Link) {
         let _uninterrupted = Uninterrupted::begin();
         let block = self.block;
-        let Ok(_guard) = block.send_lock.lock(process::thread()) else { return };
+        let Ok(_guard) = self.lock_sending(fd) else { return };
         if link.is_frozen() || self.is_closed() {
             return;
         }
@@ -132,7 +145,8 @@ impl Connection {
         // Without the peer's word nobody knows how it takes the next byte.
         let mut switched = block.send_switched.swap(0, Ordering::SeqCst) != 0;
         if unsure {
-            match self.next_frame(fd) {
+            // Where the peer's own bytes have not left TCP, it can't send frames.
+            match if seen { self.next_frame(fd) } else { Next::Nothing } {
                 Next::Down(knows, position) => {
                     self.begin_to_skip(segment, position);
                     switched = knows;
@@ -182,7 +196,7 @@ impl Connection {
         let inlet = segment.inlet();
         loop {
             let used = usize::try_from(incoming.used()).unwrap_or(usize::MAX);
-            let stop = self.block.side_end.load(Ordering::Relaxed).min(SIDE_BYTES as u64) as usize;
+            let stop = self.block.side().end as usize;
             if used == 0 {
                 return true;
             }
@@ -196,7 +210,7 @@ impl Connection {
             if count == 0 || inlet.consume(count).is_err() {
                 return false;
             }
-            self.block.side_end.store((stop + count) as u64, Ordering::Release);
+            self.block.set_side_end((stop + count) as u64);
             self.block.ring_received.fetch_add(count as u64, Ordering::Relaxed);
         }
     }
@@ -256,7 +270,7 @@ impl Connection {
     pub(crate) fn take_leftover_frames(&self, fd: i32) {
         let Some(segment) = self.segment() else { return };
         if matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips)
-            && let Ok(_guard) = self.block.recv_lock.lock(process::thread())
+            && let Ok(_guard) = self.lock_receiving(fd)
         {
             self.take_down_frame(fd, segment);
         }
@@ -311,11 +325,19 @@ impl Connection {
     }
 }
 
+/// Bells at the beginning of what has come on TCP. Behind them only DOWN can follow: then the fabric counts as failed.
+fn bells_before_frames(link: &Link, seen: &[u8]) -> usize {
+    let bells = seen.iter().take_while(|&&byte| byte == BELL).count();
+    if bells < seen.len() {
+        link.fail();
+    }
+    bells
+}
+
 /// Waits for some of `events`. False if that fails.
 fn wait_for(fd: i32, events: PollFlags) -> bool {
     // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let mut list = [PollFd::from_borrowed_fd(socket, events)];
-    let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    !matches!(rustix::event::poll(&mut list, Some(&limit)), Err(errno) if errno != Errno::INTR)
+    !matches!(rustix::event::poll(&mut list, None), Err(errno) if errno != Errno::INTR)
 }

@@ -2,7 +2,8 @@
 //! that has the library hands them on.
 //!
 //! Only where a rule names the peer ([`crate::peers`]). The client's first bytes carry HELLO. A server whose client may
-//! say HELLO is active from its first call on, so that every read looks for it first; its own first bytes carry the reply. The client is ready when it has read the reply, and tells the server so by RDMA.
+//! say HELLO is active from its first call on, so that every read looks for it first; its own first bytes carry the
+//! reply. The client is ready when it has read the reply, and tells the server so by RDMA.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -55,11 +56,31 @@ impl Connection {
         covered
     }
 
-    /// Whether the first bytes of this stream may be a HELLO, which no one else must read.
+    /// Whether the first bytes that the kernel gives may be a HELLO, which no application must read. While the connection is
+    /// active [`Self::greet`] takes care.
     pub(crate) fn may_hear_hello(&self) -> bool {
-        self.block.role() == Role::Server
-            && self.block.state() == State::Plain
-            && self.covered.load(Ordering::Relaxed) == YES
+        self.covered.load(Ordering::Relaxed) == YES
+            && self.block.role() == Role::Server
+            && !self.block.has(flag::HEARD)
+            && self.block.state() != State::Active
+    }
+
+    /// Whether the hooks see all reads of a connection that stays on TCP for `reason`.
+    fn stays_in_sight(reason: Reason) -> bool {
+        matches!(
+            reason,
+            Reason::Exclusive
+                | Reason::Oob
+                | Reason::RcvLowat
+                | Reason::ShutdownBeforeUpgrade
+                | Reason::NoMemory
+        )
+    }
+
+    /// Whether the connection may be kept on TCP for `reason`: not where a HELLO could come to somebody who does not know
+    /// of it.
+    pub(crate) fn may_pin(&self, reason: Reason) -> bool {
+        !self.may_hear_hello() || Self::stays_in_sight(reason)
     }
 
     /// A call on a connection with a peer that a rule names, while it is on TCP: from now on every read looks for a
@@ -205,29 +226,18 @@ impl Connection {
     #[cold]
     fn look_for_greeting(&self, fd: i32, segment: &Segment, awaited: Greeting) -> bool {
         let _uninterrupted = Uninterrupted::begin();
-        let Some(seal) = self.seal() else { return true };
         let nonce = match awaited {
-            Greeting::AwaitsHello | Greeting::OwesHello => None,
-            _ => self.pending.lock().ok().and_then(|pending| Some(pending.as_ref()?.1)),
+            Greeting::AwaitsReply => self.pending.lock().ok().and_then(|pending| Some(pending.as_ref()?.1)),
+            _ => None,
         };
         if self.is_closed() {
             return true;
         }
         let mut bytes = [0u8; LENGTH];
-        let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // SAFETY: the buffer is writable for its length.
-        let opening = match unsafe { tcp::recv(fd, bytes.as_mut_ptr(), LENGTH, peek) } {
-            Err(Errno::AGAIN | Errno::INTR) => return false,
-            // The read itself will tell.
-            Ok(0) | Err(_) => Opening::Foreign,
-            Ok(count) => match greeting::Greeting::decode(&bytes[..count], seal, nonce) {
-                Opening::Partial if tcp::peer_has_closed(fd) => Opening::Foreign,
-                opening => opening,
-            },
-        };
+        let Some(opening) = self.opening(fd, nonce, &mut bytes) else { return false };
         if awaited == Greeting::OwesHello {
             // The server has spoken first: the client keeps its greeting to itself, unless it goes out at this moment.
-            if let Ok(_guard) = self.block.send_lock.lock(process::thread())
+            if let Ok(_guard) = self.lock_sending(fd)
                 && segment.greeting() == Greeting::OwesHello
             {
                 segment.set_greeting(Greeting::Done);
@@ -238,14 +248,12 @@ impl Connection {
         if opening == Opening::Partial {
             return false;
         }
-        if opening != Opening::Foreign {
-            // SAFETY: as above. It is there, and nobody else reads.
-            let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), LENGTH, libc::MSG_DONTWAIT) };
-        }
+        take(fd, opening);
+        self.block.raise(flag::HEARD);
         segment.set_greeting(Greeting::Done);
         let result = match (awaited, opening) {
             (_, Opening::Foreign) => Err(Reason::PeerWithoutThallus),
-            (Greeting::AwaitsHello, Opening::Whole(_)) => self.keep_hello(segment, &bytes),
+            (Greeting::AwaitsHello, Opening::Whole(_)) => self.keep_hello(fd, segment, &bytes),
             (Greeting::AwaitsHello, Opening::Unusable(reason)) => Err(reason),
             (_, Opening::Whole(reply)) => self.agree(fd, segment, &reply),
             (_, Opening::Unusable(reason)) => Err(reason),
@@ -257,11 +265,58 @@ impl Connection {
         true
     }
 
+    /// What the first bytes are that have come on TCP, which stay there in `bytes`, too. `None`: there are none yet.
+    fn opening(&self, fd: i32, nonce: Option<Nonce>, bytes: &mut [u8; LENGTH]) -> Option<Opening> {
+        let Some(seal) = self.seal() else { return Some(Opening::Foreign) };
+        let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: the buffer is writable for its length.
+        match unsafe { tcp::recv(fd, bytes.as_mut_ptr(), LENGTH, peek) } {
+            Err(Errno::AGAIN | Errno::INTR) => None,
+            // The read itself will tell.
+            Ok(0) | Err(_) => Some(Opening::Foreign),
+            Ok(count) => match greeting::Greeting::decode(&bytes[..count], seal, nonce) {
+                Opening::Partial if tcp::peer_has_closed(fd) => Some(Opening::Foreign),
+                opening => Some(opening),
+            },
+        }
+    }
+
+    /// Before the kernel serves a read with `flags`, of a connection that stays on TCP although a HELLO may come, or for
+    /// which there was no memory: waits as that read does, and takes a HELLO. Fails as the read would.
+    pub fn pass_hello_by(&self, fd: i32, flags: i32) -> Result<(), Errno> {
+        while self.may_hear_hello() {
+            let mut byte = 0u8;
+            let peek = libc::MSG_PEEK | flags & libc::MSG_DONTWAIT;
+            // SAFETY: one writable byte.
+            unsafe { (settings().sleep.recv)(fd, &raw mut byte, 1, peek) }?;
+            let _uninterrupted = Uninterrupted::begin();
+            let _guard = self.lock_receiving(fd)?;
+            if !self.may_hear_hello() {
+                break;
+            }
+            match self.opening(fd, None, &mut [0u8; LENGTH]) {
+                None => {}
+                Some(Opening::Partial)
+                    if flags & libc::MSG_DONTWAIT != 0 || self.nonblocking.load(Ordering::Relaxed) =>
+                {
+                    return Err(Errno::AGAIN);
+                }
+                Some(Opening::Partial) => rustix::thread::sched_yield(),
+                Some(opening) => {
+                    take(fd, opening);
+                    self.block.raise(flag::HEARD);
+                    self.block.pin(Reason::NoMemory);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Server: keeps the client's HELLO for the process that is the first to send. That is often not the first to read.
-    fn keep_hello(&self, segment: &Segment, bytes: &[u8; LENGTH]) -> Result<(), Reason> {
-        let _guard = self.block.send_lock.lock(process::thread()).map_err(|_| Reason::Refused)?;
+    fn keep_hello(&self, fd: i32, segment: &Segment, bytes: &[u8; LENGTH]) -> Result<(), Reason> {
+        let _guard = self.lock_sending(fd).map_err(|_| Reason::Refused)?;
         // The client takes what comes first for the reply.
-        if self.block.tcp_sent.load(Ordering::Relaxed) > 0 || self.block.has(flag::SHUT_WR) {
+        if self.block.tcp_sent.load(Ordering::Relaxed) > 0 || self.block.has(flag::SHUT_WR | flag::SHUT_RD) {
             return Err(Reason::PeerSpokeFirst);
         }
         // SAFETY: room for a greeting, used under this lock.
@@ -310,5 +365,14 @@ impl Connection {
         } else {
             self.block.note(reason);
         }
+    }
+}
+
+/// Takes a greeting that is `opening` the stream. It is there, and nobody else reads.
+fn take(fd: i32, opening: Opening) {
+    if opening != Opening::Foreign {
+        let mut bytes = [0u8; LENGTH];
+        // SAFETY: the buffer is writable for its length.
+        let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), LENGTH, libc::MSG_DONTWAIT) };
     }
 }

@@ -1,6 +1,6 @@
 //! Moves the bytes of one TCP connection another way. Knows no hook and no Arrow.
 //!
-//! [`connection`] is one connection's life; [`stream`] its bytes; [`wait`] and [`ready`] its sleepers. Below them are
+//! [`connection`] is one connection's life; [`stream`] its bytes; `socket` its bells; [`wait`] and [`ready`] its sleepers. Below them are
 //! [`ring`], [`control`] and [`segment`] (what peers share), [`arena`] and [`lock`] (what forks share) and
 //! [`rendezvous`] (how two ends on one host meet). With another host the fabric is [`verbs`], and both ends meet by a
 //! [`greeting`] on the TCP connection itself.
@@ -30,7 +30,11 @@ pub mod segment;
 #[cfg(not(loom))]
 pub mod settings;
 #[cfg(not(loom))]
+mod socket;
+#[cfg(not(loom))]
 pub mod stream;
+#[cfg(not(loom))]
+mod survivor;
 mod sync;
 pub mod tcp;
 pub mod uninterrupted;

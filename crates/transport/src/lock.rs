@@ -3,7 +3,8 @@
 //! The word is a priority-inheritance futex: 0 when free, else the owner's thread id. Uncontended use is
 //! one compare-exchange each way. A waiter sleeps in `FUTEX_LOCK_PI`, and the kernel hands it the lock when the
 //! owner unlocks *or dies*, so no time-out and no repair is needed (futex(2), "Priority-inheritance futexes").
-//! Whoever holds it copies first and publishes with one store; what a dead owner left behind is consistent.
+//! Whoever holds it copies first and publishes with one store. Only the kernel's buffers change before that can be told:
+//! [`Guard::was_left`] says when to ask it ([`crate::survivor`]).
 //!
 //! A signal handler that calls into the same direction of the same connection that its own thread has
 //! locked is refused ([`Errno::DEADLK`]) instead of waiting for itself.
@@ -27,6 +28,15 @@ pub struct Lock(AtomicU32);
 pub struct Guard<'a> {
     lock: &'a Lock,
     thread: u32,
+    left: bool,
+}
+
+impl Guard<'_> {
+    /// Whether the last owner died while it held the lock.
+    #[inline]
+    pub fn was_left(&self) -> bool {
+        self.left
+    }
 }
 
 impl Lock {
@@ -46,10 +56,11 @@ impl Lock {
 
     /// Takes the lock if it is free.
     pub fn try_lock(&self, thread: u32) -> Option<Guard<'_>> {
-        self.0
-            .compare_exchange(FREE, thread, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| Guard { lock: self, thread })
+        self.0.compare_exchange(FREE, thread, Ordering::Acquire, Ordering::Relaxed).ok().map(|_| Guard {
+            lock: self,
+            thread,
+            left: false,
+        })
     }
 
     #[cold]
@@ -67,12 +78,16 @@ impl Lock {
             // SAFETY: FUTEX_LOCK_PI touches only the word, which lives as long as `self`.
             let result = unsafe { syscall!(Sysno::futex, self.0.as_ptr(), libc::FUTEX_LOCK_PI, 0, 0, 0, 0) };
             match result.map_err(|errno| Errno::from_raw_os_error(errno.into_raw())) {
-                Ok(_) => return Ok(Guard { lock: self, thread }),
+                Ok(_) => {
+                    // Set by the kernel when it hands on the lock of an owner that has exited.
+                    let left = self.0.load(Ordering::Relaxed) & libc::FUTEX_OWNER_DIED != 0;
+                    return Ok(Guard { lock: self, thread, left });
+                }
                 // ESRCH: the owner is gone and left no waiter to inherit; the word still names it.
                 Err(Errno::SRCH) => {
                     let word = self.0.load(Ordering::Relaxed);
                     if self.0.compare_exchange(word, thread, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                        return Ok(Guard { lock: self, thread });
+                        return Ok(Guard { lock: self, thread, left: true });
                     }
                 }
                 Err(Errno::INTR | Errno::AGAIN) => {}
@@ -133,7 +148,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| std::mem::forget(lock.lock(thread()).unwrap()));
         });
-        assert!(lock.lock(thread()).is_ok());
+        assert!(lock.lock(thread()).unwrap().was_left());
+        assert!(!lock.lock(thread()).unwrap().was_left());
     }
 
     #[test]
@@ -149,7 +165,7 @@ mod tests {
                 may_die.recv().unwrap();
             });
             is_held.recv().unwrap();
-            let waiter = scope.spawn(|| drop(lock.lock(thread()).unwrap()));
+            let waiter = scope.spawn(|| assert!(lock.lock(thread()).unwrap().was_left()));
             while lock.0.load(Ordering::Relaxed) & libc::FUTEX_WAITERS == 0 {
                 std::thread::yield_now();
             }

@@ -231,7 +231,10 @@ impl End {
                 if clear {
                     self.from.pipe.sleep_until_readable();
                 } else {
-                    self.from.pipe.sleep_until_arrival(done);
+                    self.from.pipe.sleep_until_arrival(|| {
+                        waiting::renew(self, false, true);
+                        done()
+                    });
                 }
                 Ok(())
             })
@@ -323,12 +326,35 @@ impl End {
                 if clear {
                     self.from.pipe.sleep_until_readable();
                 } else {
-                    self.from.pipe.sleep_until_arrival(|| self.has_space());
+                    self.from.pipe.sleep_until_arrival(|| {
+                        waiting::renew(self, true, true);
+                        self.has_space()
+                    });
                 }
                 self.interpret();
             }
             self.from.control.data_armed.0.disarm();
             self.to.control.space_armed.0.disarm();
+        }
+    }
+
+    /// As poll(2) for nothing but the end of the stream, which leaves bytes where they are.
+    fn poll_end(&self) {
+        let ended = || self.from.control.end() & end::FIN != 0;
+        while !ended() {
+            let clear = waiting::arm(self, false, false);
+            if !ended() {
+                if clear {
+                    self.from.pipe.sleep_until_readable();
+                } else {
+                    self.from.pipe.sleep_until_arrival(|| {
+                        waiting::renew(self, true, false);
+                        ended()
+                    });
+                }
+                self.interpret();
+            }
+            self.from.control.data_armed.0.disarm();
         }
     }
 

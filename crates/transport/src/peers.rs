@@ -38,9 +38,10 @@ impl Rule {
         } else {
             (text, None)
         };
-        let port = port
-            .map(|port| port.parse::<u16>().ok().filter(|&port| port != 0))
-            .map_or(Some(None), |port| port.map(Some))?;
+        let port = match port {
+            Some(port) => Some(port.parse::<u16>().ok().filter(|&port| port != 0)?),
+            None => None,
+        };
         let (address, bits) = match network.split_once('/') {
             Some((address, bits)) => (address, Some(bits.parse::<u32>().ok()?)),
             None => (network, None),

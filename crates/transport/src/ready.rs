@@ -13,12 +13,15 @@ use crate::arena::flag;
 use crate::connection::Connection;
 use crate::control::{NOT_SWITCHED, end};
 use crate::introduction::YES;
-use crate::{process, tcp, waiting};
+use crate::segment::Segment;
+use crate::{tcp, waiting};
 
 /// poll(2) bits, which epoll shares.
 pub mod bit {
     /// Readable.
     pub const IN: u32 = 0x1;
+    /// Urgent data.
+    pub const PRI: u32 = 0x2;
     /// Writable.
     pub const OUT: u32 = 0x4;
     /// A pending error.
@@ -51,7 +54,8 @@ impl Connection {
             bits |= bit::READ;
         }
         let gone = self.block.has(flag::PEER_GONE);
-        let receive_shut = (gone || ended & end::FIN != 0) && self.recv_settled();
+        let all_here = self.recv_settled() || self.block.has(flag::ALL_HERE);
+        let receive_shut = (gone || ended & end::FIN != 0) && all_here;
         if receive_shut {
             bits |= bit::RDHUP | bit::READ;
         }
@@ -87,13 +91,27 @@ impl Connection {
         at != NOT_SWITCHED && self.block.tcp_received.load(Ordering::Relaxed) >= at
     }
 
+    /// Finds out whether the end of the peer's stream is all that is still to come, though bytes before it are unread: then
+    /// it can be seen.
+    fn look_for_the_end(&self, fd: i32, segment: &Segment) {
+        if segment.incoming().end() & end::FIN == 0 || self.recv_settled() || self.block.has(flag::ALL_HERE) {
+            return;
+        }
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let unread = tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(0);
+        if unread >= waiting::tcp_left(&self.socket(fd, segment)) {
+            self.block.raise(flag::ALL_HERE);
+        }
+    }
+
     /// What a poll on the socket must ask for, given what the application asked: bells come as readable,
     /// and writable is the kernel's business only while this side still sends over TCP.
     pub fn kernel_interest(&self, asked: u32) -> u32 {
         let sends_by_tcp = self.block.send_switched.load(Ordering::Acquire) == 0
             && !self.segment().is_some_and(|segment| segment.is_ready());
         let write = if sends_by_tcp { asked & bit::WRITE } else { 0 };
-        bit::IN | bit::RDHUP | write
+        // Urgent data comes only before that.
+        bit::IN | bit::RDHUP | write | (asked & bit::PRI)
     }
 
     /// Announces a sleeper in a waiting call: for data, and for space if `asked` wants to write. Takes
@@ -102,10 +120,11 @@ impl Connection {
     pub fn arm(&self, fd: i32, asked: u32) -> bool {
         let Some(segment) = self.segment() else { return true };
         if asked & bit::WRITE != 0 {
-            self.grow_for_sleeper(segment);
+            self.grow_for_sleeper(fd, segment);
         }
         let side = self.socket(fd, segment);
         let clear = waiting::arm(&side, asked & bit::READ != 0, asked & bit::WRITE != 0);
+        self.look_for_the_end(fd, segment);
         self.mend_if_failing(fd);
         clear
     }
@@ -124,7 +143,7 @@ impl Connection {
     pub fn arm_cold(&self, fd: i32, writes: bool) {
         let Some(segment) = self.segment() else { return };
         if writes {
-            self.grow_for_sleeper(segment);
+            self.grow_for_sleeper(fd, segment);
         }
         let side = self.socket(fd, segment);
         if self.may_leave_bells(segment) {
@@ -132,7 +151,16 @@ impl Connection {
         } else {
             waiting::arm_cold(&side, writes);
         }
+        self.look_for_the_end(fd, segment);
         self.mend_if_failing(fd);
+    }
+
+    /// To be called by a sleeper after [`Self::arm`] that has taken a report of bells as old, before it looks once more: the
+    /// peer may have rung for it already, and rings again.
+    pub fn renew(&self, fd: i32, asked: u32) {
+        if let Some(segment) = self.segment() {
+            waiting::renew(&self.socket(fd, segment), true, asked & bit::WRITE != 0);
+        }
     }
 
     fn mend_if_failing(&self, fd: i32) {
@@ -159,8 +187,8 @@ impl Connection {
     /// and that memory does not show.
     pub fn observe(&self, fd: i32, events: u32) -> u32 {
         let Some(segment) = self.segment() else { return events };
-        let mut bits = 0;
-        if let Ok(_guard) = self.block.recv_lock.lock(process::thread()) {
+        let mut bits = events & bit::PRI;
+        if let Ok(_guard) = self.lock_receiving(fd) {
             self.look_for_down(fd);
             self.mend_locked(fd, segment);
             if !self.greet(fd, segment) {
@@ -176,6 +204,9 @@ impl Connection {
                     self.note_end(fd);
                 }
             } else {
+                // Whoever does not ask for bytes waits for what comes behind them.
+                waiting::renew(&self.socket(fd, segment), true, false);
+                self.look_for_the_end(fd, segment);
                 // Real bytes: a lone bell would have been sent after the count that settles the direction.
                 bits |= events & (bit::RDHUP | bit::ALWAYS);
                 // Unless they were a greeting, or the frame by which the peer went back to TCP.

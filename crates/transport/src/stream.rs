@@ -10,20 +10,21 @@
 //!
 //! Every function here returns `EAGAIN` instead of sleeping while it holds a lock.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use crate::arena::{State, flag};
+use crate::arena::flag;
 use crate::buffers::Buffers;
 use crate::connection::Connection;
 use crate::control::{Control, end};
-use crate::lock::Guard;
 use crate::ring::{HOT_CLASS, Lie, class_size};
-use crate::segment::{Greeting, Outlet, SIDE_BYTES, Segment};
+use crate::segment::{Greeting, Outlet, Segment};
 use crate::settings::settings;
+use crate::socket::Socket;
 use crate::verbs::link::{Failed, Link};
-use crate::waiting::{self, Side, add};
+use crate::waiting::{self, add};
 use crate::{process, tcp};
 
 /// The frame that wakes: one byte, no content.
@@ -36,19 +37,15 @@ pub(crate) const FAILED: Errno = Errno::NOLINK;
 /// Largest piece that is published at once, so that the reader of a long write starts early.
 const PIECE: usize = 32 << 10;
 
-/// Bells that may lie unread. The next one must get through, but TCP acknowledges bells that nobody reads only after
-/// 40 ms, and sends no more than ten segments ahead of that (`TCP_DELACK_MIN`, `TCP_INIT_CWND` of net/tcp.h).
-const MOST_BELLS: u64 = 4;
-
 /// Pushes without any progress of the consumer after which the sender asks the kernel whether the peer lives.
 const BLIND_PUSHES: u64 = 16;
 
 /// What came over TCP.
-struct Taken {
+pub(crate) struct Taken {
     /// Bytes.
-    count: usize,
+    pub(crate) count: usize,
     /// Whether that is all that was asked for, so that there may be more.
-    filled: bool,
+    pub(crate) filled: bool,
 }
 
 fn lie(_: Lie) -> Errno {
@@ -59,12 +56,12 @@ impl Connection {
     /// Receives as recv(2) does, without sleeping. `Ok(0)` is the end of the stream, `EAGAIN` nothing there.
     pub fn try_recv(&self, fd: i32, target: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
-        let _guard = self.block.recv_lock.lock(process::thread())?;
+        let _guard = self.lock_receiving(fd)?;
         if self.is_closed() {
             return Err(Errno::BADF);
         }
         self.mend_locked(fd, segment);
-        self.switch_early(segment);
+        self.switch_early(fd, segment);
         let peek = flags & libc::MSG_PEEK != 0;
         let mut total = self.take_side(segment, target, flags);
         if !self.greet(fd, segment) {
@@ -136,11 +133,11 @@ impl Connection {
 
     /// Over a fabric that may fail, both directions leave TCP as soon as they can: only then may frames be sent, by which
     /// a side tells the other that it goes back.
-    fn switch_early(&self, segment: &Segment) {
+    fn switch_early(&self, fd: i32, segment: &Segment) {
         if segment.link().is_some()
             && self.block.send_switched.load(Ordering::Relaxed) == 0
             && segment.is_ready()
-            && let Ok(_guard) = self.block.send_lock.lock(process::thread())
+            && let Ok(_guard) = self.lock_sending(fd)
         {
             self.send_switched(segment);
         }
@@ -201,13 +198,12 @@ impl Connection {
 
     /// Bytes in the side buffer.
     pub fn side_length(&self) -> u64 {
-        let start = self.block.side_start.load(Ordering::Relaxed);
-        self.block.side_end.load(Ordering::Acquire).saturating_sub(start)
+        let side = self.block.side();
+        side.end - side.start
     }
 
     fn take_side(&self, segment: &Segment, target: &mut Buffers<'_>, flags: i32) -> usize {
-        let mut start = self.block.side_start.load(Ordering::Relaxed);
-        let stop = self.block.side_end.load(Ordering::Relaxed).min(SIDE_BYTES as u64);
+        let Range { mut start, end: stop } = self.block.side();
         let mut total = 0;
         while start < stop && target.left() > 0 {
             let (piece, length) = target.piece();
@@ -223,18 +219,13 @@ impl Connection {
             total += count;
         }
         if total > 0 && flags & libc::MSG_PEEK == 0 {
-            if start == stop {
-                self.block.side_start.store(0, Ordering::Relaxed);
-                self.block.side_end.store(0, Ordering::Release);
-            } else {
-                self.block.side_start.store(start, Ordering::Release);
-            }
+            self.block.set_side_start(start);
         }
         total
     }
 
     /// Receives what still comes over TCP: see [`waiting::take_tcp`].
-    fn take_tcp(
+    pub(crate) fn take_tcp(
         &self,
         socket: &Socket<'_>,
         target: &mut Buffers<'_>,
@@ -260,7 +251,7 @@ impl Connection {
     pub fn try_send(&self, fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let block = self.block;
-        let _guard = block.send_lock.lock(process::thread())?;
+        let _guard = self.lock_sending(fd)?;
         if block.has(flag::SHUT_WR) {
             return Err(self.untold_reset(segment).unwrap_or(Errno::PIPE));
         }
@@ -419,137 +410,6 @@ impl Connection {
         }
     }
 
-    /// Wakes the peer's sleepers by a frame on the TCP connection. If the kernel has no room for it, the peer has
-    /// unread TCP bytes, and looks at the ring once it has taken them.
-    pub(crate) fn ring(&self, fd: i32, segment: &Segment) {
-        if self.block.send_switched.load(Ordering::Acquire) == 0 {
-            // Called by a reader: frames may follow only after the count of what precedes them.
-            let Ok(_guard) = self.block.send_lock.lock(process::thread()) else { return };
-            if !self.send_switched(segment) {
-                return;
-            }
-        }
-        waiting::ring(&self.socket(fd, segment));
-    }
-
-    /// Takes spent bells away, as [`waiting::drain`] does; but where nobody sleeps, not before there are some: each time
-    /// costs a system call, and whoever goes to sleep looks after those that would wake it.
-    pub(crate) fn drain(&self, fd: i32, segment: &Segment) {
-        let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
-        let someone_sleeps = incoming.data_armed.0.has_sleepers() || outgoing.space_armed.0.has_sleepers();
-        if someone_sleeps || self.unread_bells(segment) >= MOST_BELLS {
-            waiting::drain(&self.socket(fd, segment));
-        }
-    }
-
-    fn unread_bells(&self, segment: &Segment) -> u64 {
-        let rung = segment.incoming().rung.0.count.load(Ordering::Relaxed);
-        rung.wrapping_sub(self.block.drained.load(Ordering::Relaxed))
-    }
-
-    /// Whether a sleeper may leave unread bells where they are: each new one is an edge.
-    pub(crate) fn may_leave_bells(&self, segment: &Segment) -> bool {
-        self.is_watched_for_edges() && self.unread_bells(segment) < MOST_BELLS
-    }
-
-    /// This side, as the decisions of [`waiting`] see it.
-    pub(crate) fn socket<'a>(&'a self, fd: i32, segment: &'a Segment) -> Socket<'a> {
-        Socket { connection: self, fd, segment }
-    }
-
-    fn put_bell(&self, fd: i32) -> bool {
-        if self.is_closed() {
-            return false;
-        }
-        self.block.doorbells.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: one readable byte.
-        let sent = unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-        if !matches!(sent, Ok(_) | Err(Errno::AGAIN)) {
-            self.block.raise(flag::PEER_GONE);
-        }
-        sent.is_ok()
-    }
-
-    /// Reads up to `most` bells from the kernel, without waiting.
-    fn take_bells(&self, fd: i32, most: u64) -> usize {
-        // Another thread has closed the descriptor while this one slept: the number may be somebody else's.
-        if self.is_closed() {
-            return 0;
-        }
-        let mut scratch = [0u8; 64];
-        let mut most = usize::try_from(most).unwrap_or(scratch.len()).min(scratch.len());
-        if let Some(link) = self.segment().and_then(Segment::link) {
-            // SAFETY: `scratch` is writable for `most` bytes.
-            let seen =
-                unsafe { tcp::recv(fd, scratch.as_mut_ptr(), most, libc::MSG_DONTWAIT | libc::MSG_PEEK) };
-            let seen = seen.map_or(&scratch[..0], |count| &scratch[..count]);
-            let bells = seen.iter().take_while(|&&byte| byte == BELL).count();
-            if bells < seen.len() {
-                // The peer goes back to TCP. What it says stays, for who reads next.
-                link.fail();
-            }
-            if bells == 0 && !seen.is_empty() {
-                return 0;
-            }
-            most = bells.max(1);
-        }
-        // SAFETY: `scratch` is writable for `most` bytes.
-        match unsafe { tcp::recv(fd, scratch.as_mut_ptr(), most, libc::MSG_DONTWAIT) } {
-            Ok(0) => {
-                self.note_end(fd);
-                0
-            }
-            Ok(count) => {
-                add(&self.block.drained, count as u64);
-                count
-            }
-            Err(Errno::AGAIN | Errno::INTR) => 0,
-            Err(_) => {
-                self.note_reset();
-                0
-            }
-        }
-    }
-
-    /// Before a close: unread bells would turn the kernel's FIN into a reset.
-    pub(crate) fn take_leftover_bells(&self, fd: i32, segment: &Segment) {
-        let Ok(_guard) = self.block.recv_lock.lock(process::thread()) else { return };
-        if waiting::is_settled(&self.socket(fd, segment)) {
-            while self.take_bells(fd, 64) > 0 {}
-        }
-    }
-
-    /// Moves TCP bytes that nobody has asked for yet out of the way of the bells behind them, but for the last if
-    /// `keep_one`. True if none is left. The caller holds the receive lock.
-    pub(crate) fn absorb(&self, fd: i32, segment: &Segment, keep_one: bool) -> bool {
-        let socket = self.socket(fd, segment);
-        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-        if !self.greet(fd, segment) {
-            return false;
-        }
-        // Not after a return to TCP: the kernel gives these bytes to the application.
-        while self.block.state() == State::Active && !waiting::is_settled(&socket) {
-            let stop = self.block.side_end.load(Ordering::Relaxed).min(SIDE_BYTES as u64) as usize;
-            let unread = tcp::unread(borrowed).unwrap_or(0).saturating_sub(u64::from(keep_one));
-            let room = (SIDE_BYTES - stop).min(1 << 20).min(unread as usize);
-            if room == 0 {
-                break;
-            }
-            // SAFETY: stop < SIDE_BYTES.
-            let base = unsafe { segment.side().add(stop) };
-            let list = [libc::iovec { iov_base: base.as_ptr().cast(), iov_len: room }];
-            let Ok(mut target) = Buffers::new(&list) else { break };
-            match self.take_tcp(&socket, &mut target, 0) {
-                Some(Ok(taken)) if taken.count > 0 => {
-                    self.block.side_end.store((stop + taken.count) as u64, Ordering::Release);
-                }
-                _ => break,
-            }
-        }
-        waiting::is_settled(&socket) || tcp::unread(borrowed) == Ok(0)
-    }
-
     /// Whether the kernel says that the peer has closed or died. Looks once, without waiting.
     pub(crate) fn peer_is_gone(&self, fd: i32) -> bool {
         if self.is_closed() {
@@ -592,11 +452,11 @@ impl Connection {
     /// Grows the outgoing window for a sender that would sleep. Nobody sleeps while the ring could take more: the
     /// reader may have stopped for good, and on the kernel's buffers the sender would have gone on. False if it
     /// can't grow, or has no need to.
-    pub(crate) fn grow_for_sleeper(&self, segment: &Segment) -> bool {
+    pub(crate) fn grow_for_sleeper(&self, fd: i32, segment: &Segment) -> bool {
         if self.block.send_switched.load(Ordering::Acquire) == 0 || self.ring_has_space(segment) {
             return false;
         }
-        let Ok(_guard) = self.block.send_lock.lock(process::thread()) else { return false };
+        let Ok(_guard) = self.lock_sending(fd) else { return false };
         let producer = segment.outlet();
         let grow = || -> Result<bool, Lie> {
             let within_cache = HOT_CLASS.min(settings().largest_class);
@@ -618,14 +478,12 @@ impl Connection {
     /// must still pass. `Ok(false)` if the connection is not in the ring and the kernel has to do it.
     pub fn shut_sending(&self, fd: i32) -> Result<bool, Errno> {
         let Some(segment) = self.segment() else { return Ok(false) };
-        let guard = self.block.send_lock.lock(process::thread())?;
+        let _guard = self.lock_sending(fd)?;
         if !self.send_switched(segment) {
             return Ok(false);
         }
         self.block.raise(flag::SHUT_WR);
-        let rings = segment.finish(end::FIN);
-        drop(guard);
-        if rings {
+        if segment.finish(end::FIN) {
             self.ring(fd, segment);
         }
         Ok(true)
@@ -634,7 +492,7 @@ impl Connection {
     /// Bytes that a read would find, for `FIONREAD`; `None` if the kernel has to be asked.
     pub fn unread(&self, fd: i32) -> Result<u64, Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
-        let _guard = self.block.recv_lock.lock(process::thread())?;
+        let _guard = self.lock_receiving(fd)?;
         let mut total = self.side_length();
         if !self.greet(fd, segment) {
             return Ok(total);
@@ -656,82 +514,6 @@ impl Connection {
     /// Bytes sent that the peer has not taken, for `SIOCOUTQ`.
     pub fn unsent(&self) -> u64 {
         self.segment().map_or(0, |segment| segment.outgoing().used())
-    }
-}
-
-/// An active connection and the descriptor of the call that is inside.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Socket<'a> {
-    connection: &'a Connection,
-    fd: i32,
-    segment: &'a Segment,
-}
-
-impl Side for Socket<'_> {
-    type Guard<'a>
-        = Guard<'a>
-    where
-        Self: 'a;
-
-    fn incoming(&self) -> &Control {
-        self.segment.incoming()
-    }
-
-    fn outgoing(&self) -> &Control {
-        self.segment.outgoing()
-    }
-
-    fn drained(&self) -> &AtomicU64 {
-        &self.connection.block.drained
-    }
-
-    fn recv_switched(&self) -> &AtomicU32 {
-        &self.connection.block.recv_switched
-    }
-
-    fn tcp_received(&self) -> &AtomicU64 {
-        &self.connection.block.tcp_received
-    }
-
-    fn lock(&self) -> Result<Guard<'_>, Errno> {
-        self.connection.block.recv_lock.lock(process::thread())
-    }
-
-    fn is_readable(&self) -> bool {
-        self.connection.readable()
-    }
-
-    fn has_space(&self) -> bool {
-        self.connection.ring_has_space(self.segment)
-    }
-
-    fn absorb(&self, keep_one: bool) -> bool {
-        self.connection.absorb(self.fd, self.segment, keep_one)
-    }
-
-    fn take_bells(&self, most: u64) {
-        self.connection.take_bells(self.fd, most);
-    }
-
-    fn put_bell(&self) -> bool {
-        self.connection.put_bell(self.fd)
-    }
-
-    fn pause(&self) {
-        rustix::thread::sched_yield();
-    }
-
-    fn announce_bells(&self, count: u64) {
-        if let Some(link) = self.segment.link() {
-            // If it can't be told, nothing else gets through either.
-            let _ = link.announce_bells(count);
-        }
-    }
-
-    fn sync(&self) {
-        if self.segment.sync().is_err() {
-            self.connection.fabric_failed(self.segment);
-        }
     }
 }
 

@@ -444,7 +444,7 @@ impl Connection {
                 break;
             }
         }
-        if self.grow_for_sleeper(segment) {
+        if self.grow_for_sleeper(fd, segment) {
             return Ok(());
         }
         waiting::sleep_for_space(&self.socket(fd, segment), has_space, |clear| {
@@ -494,8 +494,12 @@ impl Connection {
             epoll::add(news.as_fd(), link.wake(), epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
         }
         let mut events = [std::mem::MaybeUninit::uninit(); 1];
-        // What is there already is reported once at once; only the next report is news.
+        // What is there already is reported once at once; only the next report is news. The bell for this sleeper may be
+        // among it.
         epoll::wait(news.as_fd(), &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        if let Some(segment) = self.segment() {
+            waiting::renew(&self.socket(fd, segment), false, true);
+        }
         if done() || self.peer_is_gone(fd) {
             return Ok(());
         }

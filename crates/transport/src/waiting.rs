@@ -163,6 +163,17 @@ pub(crate) fn arm_words(side: &impl Side, writes: bool) {
     side.sync();
 }
 
+/// For sleepers who have been announced: the next publish rings again. They look once more before they sleep.
+pub(crate) fn renew(side: &impl Side, reads: bool, writes: bool) {
+    if reads {
+        side.incoming().data_armed.0.renew();
+    }
+    if writes {
+        side.outgoing().space_armed.0.renew();
+    }
+    side.sync();
+}
+
 /// Takes unread bytes away from before the bell that a sleeper for space waits for. Whoever sleeps for data has to
 /// find one of them when it runs, or it would sleep on. True if none is left.
 fn make_way(side: &impl Side) -> bool {

@@ -174,7 +174,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         let block = connection.block;
         if !connection.segment().is_some_and(Segment::is_ready) {
             // Both sides must agree that nothing will ever leave TCP, or that it may.
-            if connection.pin(Reason::ShutdownBeforeUpgrade) {
+            if connection.pin(fd, Reason::ShutdownBeforeUpgrade) {
                 break;
             }
             if connection.segment().is_some_and(Segment::refuse) {
@@ -200,7 +200,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         // Wakes this side's sleepers. Without SHUT_WR, bells still pass to the peer.
         return call();
     }
-    connection.pin(Reason::ShutdownBeforeUpgrade);
+    connection.pin(fd, Reason::ShutdownBeforeUpgrade);
     call()
 }
 
@@ -244,7 +244,7 @@ pub(crate) unsafe fn set_option(
             return call();
         }
     }
-    if entered.connection().pin(reason) {
+    if entered.connection().pin(fd, reason) {
         return call();
     }
     // Too late: the bytes have left TCP. A threshold is a hint; the others are features to do without.

@@ -70,7 +70,7 @@ pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epo
         return kernel(event);
     };
     if operation == libc::EPOLL_CTL_ADD && wanted.is_some_and(|(events, _)| events & EXCLUSIVE != 0) {
-        call.connection().pin(Reason::Exclusive);
+        call.connection().pin(fd, Reason::Exclusive);
     }
     let set = match (table::epoll_set(epfd), operation) {
         (Some(set), _) => set,

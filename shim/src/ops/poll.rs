@@ -251,7 +251,11 @@ impl News {
             return Self::Plain;
         }
         let Ok(set) = watch(fds, polled) else { return Self::Plain };
-        // What came before the set's first report and after the last look is seen by looking once more.
+        // What came before the set's first report and after the last look is seen by looking once more. The bell that was
+        // rung for it says nothing of what comes after it.
+        for one in polled.iter().filter(|one| is_stuck(fds, one)) {
+            one.call.connection().renew(fds[one.index].fd, asked(fds, one));
+        }
         if polled.iter().any(|one| wanted(fds, one) != 0) { Self::Here } else { Self::Set(set) }
     }
 

@@ -86,8 +86,10 @@ extern "C" fn before_fork() {
     if config::may_have_peers() && config::has_peers() {
         // The child could not use this process's queue pairs.
         errno::keep(|| {
-            table::for_each(|_, connection, _| {
-                connection.leave_fabric(connection.block.owner_fd.load(Ordering::Relaxed).cast_signed());
+            table::for_each(|slot, connection, _| {
+                if let Some(fd) = table::descriptor_of(slot) {
+                    connection.leave_fabric(fd);
+                }
             });
         });
     }
@@ -193,7 +195,13 @@ pub(crate) fn exiting() {
     if !is_stranger() && !WRITTEN.swap(true, Ordering::SeqCst) {
         if config::may_have_peers() && config::has_peers() {
             // The kernel takes a queue pair from a dead process, with all that it has not sent yet.
-            errno::keep(|| table::for_each(|_, connection, _| connection.settle_fabric()));
+            errno::keep(|| {
+                table::for_each(|slot, connection, _| {
+                    if let Some(fd) = table::descriptor_of(slot) {
+                        connection.settle_fabric(fd);
+                    }
+                });
+            });
         }
         stats::write(true);
     }
@@ -206,8 +214,10 @@ static IO_URING: AtomicBool = AtomicBool::new(false);
 pub(crate) fn uses_io_uring() {
     if config::enabled() && !IO_URING.swap(true, Ordering::SeqCst) {
         errno::keep(|| {
-            table::for_each(|_, connection, _| {
-                connection.pin(Reason::IoUring);
+            table::for_each(|slot, connection, _| {
+                if let Some(fd) = table::descriptor_of(slot) {
+                    connection.pin(fd, Reason::IoUring);
+                }
             });
         });
     }

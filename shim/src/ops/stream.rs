@@ -52,6 +52,9 @@ pub(crate) unsafe fn receive(
         }
         return errno::count(result);
     }
+    if let Err(errno) = call.connection().pass_hello_by(fd, flags) {
+        return errno::count(Err(errno));
+    }
     let result = kernel();
     if result > 0 && flags & libc::MSG_PEEK == 0 {
         let received = &call.connection().block.tcp_received;
@@ -184,7 +187,7 @@ pub(crate) unsafe fn settle_passed_fds(message: *const libc::msghdr) -> bool {
                 // SAFETY: readable, maybe unaligned.
                 let fd = unsafe { at.read_unaligned() };
                 if let Some(call) = table::enter(fd) {
-                    allowed &= call.connection().pin(Reason::PassedToProcess);
+                    allowed &= call.connection().pin(fd, Reason::PassedToProcess);
                 }
             }
         }
@@ -283,7 +286,7 @@ fn give_back(input: i32, position: Option<i64>, count: usize) {
 
 /// Pins `fd` because a call that only the kernel can serve is about to be made on it. False if too late.
 pub(crate) fn settle(fd: i32, reason: Reason) -> bool {
-    table::enter(fd).is_none_or(|call| call.connection().pin(reason))
+    table::enter(fd).is_none_or(|call| call.connection().pin(fd, reason))
 }
 
 /// Whether `fd` is a TCP connection that we look after.

@@ -6,6 +6,9 @@ use crate::calls::{self, Fd, Leave, Program, Stdio, fork, quietly};
 use crate::say;
 use crate::side::{Side, receive_exactly};
 
+/// A server's end that a rule names.
+const PINNED_TOO_LATE: &str = "**Calls that pin a connection**";
+
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("to_an_inetd_service", inetd, asks, Tally::Total(1))
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
@@ -28,12 +31,14 @@ pub(super) const ALL: &[Behaviour] = &[
         .limitation("**exec, posix_spawn**"),
     Behaviour::whole("to_another_process_with_rights", passed, asks, Tally::Total(1))
         .alone(&["passed-to-process"])
+        .limitation_if_named(PINNED_TOO_LATE)
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
     Behaviour::connected("to_another_process_after_the_upgrade", passed_after, asks_after)
         .alone(&["passed-to-process"])
         .tally(Tally::Unknown, Tally::Upgraded(1))
         .limitation("**`SCM_RIGHTS`**"),
     Behaviour::whole("to_stdio", stdio, talks_in_lines, Tally::Total(1))
+        .limitation_if_named(PINNED_TOO_LATE)
         .alone(&["stdio"])
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
     Behaviour::connected("to_stdio_after_the_upgrade", stdio_after, talks_in_lines_after)

@@ -17,6 +17,7 @@ mod flags;
 mod handing_on;
 pub mod helpers;
 mod hostile;
+mod killed;
 mod options;
 mod peers;
 mod polling;
@@ -81,6 +82,8 @@ pub struct Behaviour {
     pub alone: &'static [&'static str],
     /// If an upgraded connection cannot do it: the words with which docs/limitations.md says so.
     pub limitation: Option<&'static str>,
+    /// The same for a connection whose peer a rule names as another host.
+    pub limitation_if_named: Option<&'static str>,
 }
 
 impl Behaviour {
@@ -107,6 +110,7 @@ impl Behaviour {
             by_itself: false,
             alone: &[],
             limitation: None,
+            limitation_if_named: None,
         }
     }
 
@@ -147,6 +151,11 @@ impl Behaviour {
 
     const fn alone(mut self, reasons: &'static [&'static str]) -> Self {
         self.alone = reasons;
+        self
+    }
+
+    const fn limitation_if_named(mut self, words: &'static str) -> Self {
+        self.limitation_if_named = Some(words);
         self
     }
 
@@ -199,6 +208,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("scarce", scarce::ALL),
     ("hostile", hostile::ALL),
     ("processes", processes::ALL),
+    ("killed", killed::ALL),
     ("handing_on", handing_on::ALL),
     ("returning", returning::ALL),
 ];

@@ -5,8 +5,7 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, Child, End, Fd, Leave, Program, fork, quietly};
 use crate::say;
 use crate::side::{
-    Pattern, Side, await_readable, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern,
-    while_blocked,
+    Pattern, Side, await_readable, receive_exactly, receive_pattern, send_pattern, while_blocked,
 };
 
 /// What a fork before the upgrade may end in.
@@ -32,19 +31,6 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Upgraded(1))
         .alone(SHARED),
     Behaviour::connected("fifty_children_in_turn", fifty_children, echoes).alone(SHARED),
-    Behaviour::connected("killed_in_the_middle_of_sends", killed_in_sends, counts_two_kinds)
-        .alone(&["unseen-bytes"])
-        .tally(Tally::Unknown, Tally::Upgraded(1)),
-    Behaviour::connected("killed_in_the_middle_of_receives", killed_in_receives, sends_for_two)
-        .alone(&["unseen-bytes"])
-        .tally(Tally::Unknown, Tally::Upgraded(1)),
-    Behaviour::whole(
-        "child_is_killed_while_busy",
-        child_killed_while_busy,
-        reads_until_it_ends,
-        Tally::Upgraded(1),
-    )
-    .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::connected("fork_while_a_thread_reads", fork_while_reading, sends_once),
     Behaviour::connected("programs_that_do_not_care", programs_that_do_not_care, echoes)
         .alone(&["inherited-by-exec"]),
@@ -328,123 +314,6 @@ fn eight_children(_side: &Side, fd: Fd) {
         child.wait_for_success();
     }
     say!("8 children");
-}
-
-const KILLS: usize = 20;
-const OURS: usize = 5000;
-
-/// Children that are killed in the middle of whatever a send does leave nothing that holds the parent up.
-fn killed_in_sends(side: &Side, fd: Fd) {
-    for round in 0..KILLS {
-        let (reading, writing) = quietly(calls::pipe).expect("pipe");
-        let child = fork(Leave::Exit, || {
-            quietly(|| {
-                loop {
-                    let _ = calls::send(fd, &[b'c'; 700], 0);
-                    let _ = calls::write(writing, b"s");
-                }
-            });
-        });
-        // Each at another place of its loop.
-        receive_from_pipe(reading, 1 + round * 3);
-        calls::kill(child.0, libc::SIGKILL).expect("kill");
-        assert_eq!(quietly(|| child.wait()), End::Signal(libc::SIGKILL));
-        send_all(fd, &[b'p'; OURS]);
-        quietly(|| calls::close(reading)).expect("close");
-        quietly(|| calls::close(writing)).expect("close");
-    }
-    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
-    side.sync("done");
-}
-
-fn receive_from_pipe(reading: Fd, mut bytes: usize) {
-    while bytes > 0 {
-        bytes -= quietly(|| calls::read(reading, bytes)).expect("read").len();
-    }
-}
-
-fn counts_two_kinds(side: &Side, fd: Fd) {
-    let mut ours = 0;
-    loop {
-        let data = quietly(|| calls::recv(fd, 65536, 0)).expect("recv");
-        if data.is_empty() {
-            break;
-        }
-        assert!(data.iter().all(|byte| b"cp".contains(byte)), "nobody sent this");
-        ours += data.iter().filter(|&&byte| byte == b'p').count();
-    }
-    say!("received {ours}");
-    assert_eq!(ours, KILLS * OURS);
-    side.sync("done");
-}
-
-/// The same for receives: what a killed child took is gone, and the parent has the rest.
-fn killed_in_receives(side: &Side, fd: Fd) {
-    for round in 0..KILLS {
-        let (reading, writing) = quietly(calls::pipe).expect("pipe");
-        let child = fork(Leave::Exit, || {
-            quietly(|| {
-                loop {
-                    let _ = calls::recv(fd, 700, 0);
-                    let _ = calls::write(writing, b"r");
-                }
-            });
-        });
-        side.sync("stream");
-        receive_from_pipe(reading, 1 + round * 3);
-        calls::kill(child.0, libc::SIGKILL).expect("kill");
-        assert_eq!(quietly(|| child.wait()), End::Signal(libc::SIGKILL));
-        quietly(|| calls::close(reading)).expect("close");
-        quietly(|| calls::close(writing)).expect("close");
-        side.sync("the child is gone");
-        // The rest of this round, up to its last byte.
-        loop {
-            let data = quietly(|| calls::recv(fd, 65536, 0)).expect("recv");
-            assert!(!data.is_empty(), "the stream ended early");
-            if data.ends_with(b"!") {
-                break;
-            }
-        }
-    }
-    say!("{KILLS} children");
-    side.sync("done");
-}
-
-fn sends_for_two(side: &Side, fd: Fd) {
-    for _ in 0..KILLS {
-        side.sync("stream");
-        for _ in 0..100 {
-            send_all(fd, &[b'.'; 700]);
-        }
-        side.sync("the child is gone");
-        send_all(fd, b"!");
-    }
-    side.sync("done");
-}
-
-/// As a backend that is killed while it answers a long query.
-fn child_killed_while_busy(side: &Side) {
-    let listener = side.listen();
-    let fd = side.accept(listener);
-    let child = fork(Leave::Exit, || {
-        side.answer_warm_up_with(fd, 16);
-        let mut pattern = Pattern::new(32);
-        send_pattern(fd, &mut pattern, 3 << 20, 10_000);
-        side.tell(pattern.position());
-        calls::kill_self();
-    });
-    quietly(|| calls::close(fd)).expect("close");
-    assert_eq!(child.wait(), End::Signal(libc::SIGKILL));
-    side.sync("done");
-}
-
-fn reads_until_it_ends(side: &Side) {
-    let fd = side.connect();
-    side.warm_up_with(fd, 16);
-    let total = receive_pattern_to_end(fd, &mut Pattern::new(32));
-    assert_eq!(total as u64, side.told());
-    say!("received {total}");
-    side.sync("done");
 }
 
 fn fork_while_reading(side: &Side, fd: Fd) {

@@ -13,8 +13,10 @@ pub(super) const ALL: &[Behaviour] = &[
         connects_with_the_last_descriptor,
         Tally::Total(1),
     )
+    .alone(&["no-memory"])
     .tally(Tally::Stayed(1), Tally::Mixed(0, &[("no-fds", 1)])),
     Behaviour::whole("server_without_descriptors", accepts_with_the_last_descriptor, asks, Tally::Total(1))
+        .alone(&["no-memory"])
         .tally(Tally::Mixed(0, &[("no-fds", 1)]), Tally::Stayed(1)),
     Behaviour::whole(
         "few_descriptors",

@@ -8,7 +8,9 @@ use super::peers::{request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, quietly};
 use crate::say;
-use crate::side::{Pattern, Side, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern};
+use crate::side::{
+    ARRIVAL, Pattern, Side, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern,
+};
 
 const RUNS: u64 = 40;
 
@@ -25,6 +27,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("requests_and_responses", answers, asks, Tally::Upgraded(RUNS)),
     Behaviour::whole("while_waiting_for_all", waits_for_all, sends_in_pieces, Tally::Upgraded(RUNS)),
     Behaviour::whole("with_much_unread", leaves_much_unread, fills_before_it_asks, Tally::Upgraded(RUNS)),
+    Behaviour::whole("the_end_behind_unread_bytes", awaits_the_end, sends_and_ends, Tally::Upgraded(RUNS)),
     Behaviour::whole("peeking_all_along", peeks_along, asks, Tally::Upgraded(RUNS)),
 ];
 
@@ -345,4 +348,52 @@ fn leaves_much_unread(side: &Side) {
         receive_pattern_to_end(fd, &mut pattern);
         assert_eq!(pattern.position(), 620_000);
     });
+}
+
+/// Waits for nothing but the end, as whoever has no room for more bytes does.
+fn awaits_the_end(side: &Side) {
+    each_accepted(side, |run, fd| {
+        side.sync("sent");
+        let mut pattern = Pattern::new(run);
+        receive_pattern(fd, &mut pattern, 300, 100);
+        side.sync("more");
+        match run % 3 {
+            0 => {
+                let ready = calls::poll(&[(fd, libc::POLLRDHUP)], ARRIVAL).expect("poll");
+                assert_eq!(ready, [libc::POLLRDHUP]);
+            }
+            trigger => {
+                let edge = if trigger == 1 { 0 } else { libc::EPOLLET };
+                let epfd = calls::epoll_create().expect("epoll_create1");
+                calls::epoll_add(epfd, fd, libc::EPOLLRDHUP | edge, 1).expect("EPOLL_CTL_ADD");
+                let ready = calls::epoll_wait(epfd, 8, ARRIVAL).expect("epoll_wait");
+                assert_eq!(
+                    ready.iter().map(|ready| ready.events).collect::<Vec<_>>(),
+                    [libc::EPOLLRDHUP as u32]
+                );
+                calls::close(epfd).expect("close");
+            }
+        }
+        receive_pattern_to_end(fd, &mut pattern);
+        assert_eq!(pattern.position(), 8000);
+        send_all(fd, b"!");
+    });
+    side.sync("done");
+}
+
+fn sends_and_ends(side: &Side) {
+    each_connected(side, |run, fd| {
+        let mut dice = Dice(run);
+        let mut pattern = Pattern::new(run);
+        send_pattern(fd, &mut pattern, 2000, 100);
+        side.sync("sent");
+        side.sync("more");
+        for _ in 0..60 {
+            send_pattern(fd, &mut pattern, 100, 100);
+            dice.pause();
+        }
+        calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+        assert_eq!(receive_exactly(fd, 1), b"!");
+    });
+    side.sync("done");
 }

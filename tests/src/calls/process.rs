@@ -38,11 +38,7 @@ impl Child {
         while unsafe { libc::waitpid(self.0, &raw mut status, 0) } < 0 {
             assert_eq!(Errno::last(), Errno::EINTR, "waitpid");
         }
-        let end = if libc::WIFSIGNALED(status) {
-            End::Signal(libc::WTERMSIG(status))
-        } else {
-            End::Exit(libc::WEXITSTATUS(status))
-        };
+        let end = end(status);
         crate::say!("child ended: {end:?}");
         end
     }
@@ -67,6 +63,71 @@ pub fn fork(leave: Leave, body: impl FnOnce()) -> Child {
     match leave {
         Leave::Exit => std::process::exit(status),
         Leave::AtOnce => exit_at_once(status),
+    }
+}
+
+/// A child that stands still until [`Traced::kill_at_stop`].
+#[derive(Debug)]
+pub struct Traced(Child);
+
+/// Where a traced child stops.
+#[derive(Clone, Copy, Debug)]
+pub enum Stops {
+    /// At each entry into a system call and each exit from one. SIGKILL takes a process just so that a system call has had
+    /// its effect, but the process does not know.
+    SystemCalls,
+    /// After each instruction.
+    Instructions,
+}
+
+/// fork(2), with a child that this process traces (ptrace(2)).
+pub fn fork_traced(body: impl FnOnce()) -> Traced {
+    let child = fork(Leave::AtOnce, || {
+        // SAFETY: takes no pointer.
+        unsafe { libc::ptrace(libc::PTRACE_TRACEME) };
+        // SAFETY: takes no pointer.
+        unsafe { libc::raise(libc::SIGSTOP) };
+        body();
+    });
+    let traced = Traced(child);
+    assert!(libc::WIFSTOPPED(traced.next_status()), "the child did not stop");
+    traced
+}
+
+impl Traced {
+    /// Lets the child run to stop number `stop`, and kills it there. How it ended: it may have been at its end before.
+    pub fn kill_at_stop(self, stops: Stops, stop: usize) -> End {
+        let request = match stops {
+            Stops::SystemCalls => libc::PTRACE_SYSCALL,
+            Stops::Instructions => libc::PTRACE_SINGLESTEP,
+        };
+        for _ in 0..stop {
+            // SAFETY: takes no pointer that is used.
+            let ret = unsafe { libc::ptrace(request, self.0.0, 0, 0) };
+            assert_eq!(ret, 0, "ptrace: {}", Errno::last());
+            let status = self.next_status();
+            if !libc::WIFSTOPPED(status) {
+                return end(status);
+            }
+        }
+        super::kill(self.0.0, libc::SIGKILL).expect("kill");
+        end(self.next_status())
+    }
+
+    fn next_status(&self) -> c_int {
+        let mut status = 0;
+        // SAFETY: waitpid writes one int.
+        let pid = unsafe { libc::waitpid(self.0.0, &raw mut status, 0) };
+        assert_eq!(pid, self.0.0, "waitpid: {}", Errno::last());
+        status
+    }
+}
+
+fn end(status: c_int) -> End {
+    if libc::WIFSIGNALED(status) {
+        End::Signal(libc::WTERMSIG(status))
+    } else {
+        End::Exit(libc::WEXITSTATUS(status))
     }
 }
 

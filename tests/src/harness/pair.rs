@@ -52,6 +52,8 @@ pub struct Variant {
     pub rounds: usize,
     /// Calls before a connection may be upgraded (`THALLUS_UPGRADE_AFTER`).
     pub upgrade_after: u32,
+    /// Whether a rule names the other side as a host to reach by RDMA, for which there is no device.
+    pub named: bool,
     /// Whether the left side connects and the right one listens.
     pub swapped: bool,
     /// How long both sides may take.
@@ -60,8 +62,14 @@ pub struct Variant {
 
 impl Variant {
     /// Over 127.0.0.1, warmed up, left side listening.
-    pub const USUAL: Self =
-        Self { family: Family::V4, rounds: 16, upgrade_after: 1, swapped: false, patience: DEADLINE };
+    pub const USUAL: Self = Self {
+        family: Family::V4,
+        rounds: 16,
+        upgrade_after: 1,
+        named: false,
+        swapped: false,
+        patience: DEADLINE,
+    };
 }
 
 /// Where the two sides meet (`THALLUS_TEST_NETWORK`): in a virtual machine of scripts/rdma-vm they leave TCP for verbs.
@@ -243,6 +251,9 @@ impl Place<'_> {
             if network != Network::Loopback {
                 set("THALLUS_FABRIC", "verbs".as_ref());
                 set("THALLUS_PEERS", "10.0.0.0/24".as_ref());
+            } else if variant.named {
+                set("THALLUS_FABRIC", "verbs".as_ref());
+                set("THALLUS_PEERS", "0.0.0.0/0,::/0".as_ref());
             }
             for (name, value) in behaviour.environment {
                 set(name, value.as_ref());

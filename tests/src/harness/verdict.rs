@@ -11,6 +11,11 @@ use crate::side::WARM_UP_BYTES;
 /// Why any connection with an unshimmed peer may stay on TCP.
 const ALONE: &[&str] = &["peer-without-thallus", "short", "no-answer", "shutdown-before-upgrade"];
 
+/// Why any connection may stay on TCP with a peer that a rule names, where no device has its address: the client says no
+/// HELLO, unless the server has said something before, and no server hears one.
+const WITHOUT_DEVICE: &[&str] =
+    &["no-device", "peer-without-thallus", "peer-spoke-first", "short", "shutdown-before-upgrade"];
+
 /// Whether both runs on the kernel went well and told the same.
 ///
 /// # Errors
@@ -39,13 +44,17 @@ pub fn check(
     for (left, (report, tally)) in [true, false].into_iter().zip(shimmed.sides.iter().zip(behaviour.tally)) {
         let fault = match preloaded {
             Preloaded::Neither => continue,
+            Preloaded::Both if variant.named => alone_tally(behaviour, WITHOUT_DEVICE, &report.stats, tally),
             Preloaded::Both if variant.rounds >= Variant::USUAL.rounds => {
                 warm_tally(behaviour, variant, report, tally)
             }
             Preloaded::Both => total_tally(&report.stats, tally),
             Preloaded::Left if !left => continue,
             Preloaded::Right if left => continue,
-            Preloaded::Left | Preloaded::Right => alone_tally(behaviour, &report.stats, tally),
+            Preloaded::Left | Preloaded::Right => {
+                let reasons = if variant.named { WITHOUT_DEVICE } else { ALONE };
+                alone_tally(behaviour, reasons, &report.stats, tally)
+            }
         };
         if let Some(fault) = fault {
             let side = if left { "left" } else { "right" };
@@ -203,14 +212,14 @@ fn total_tally(stats: &Stats, tally: Tally) -> Option<String> {
     (stats.connections() != total).then(|| format!("{total} connections should be counted"))
 }
 
-fn alone_tally(behaviour: &Behaviour, stats: &Stats, tally: Tally) -> Option<String> {
+fn alone_tally(behaviour: &Behaviour, reasons: &[&str], stats: &Stats, tally: Tally) -> Option<String> {
     if upgraded(stats) != 0 {
-        return Some("nothing can leave TCP without the other side's library".to_owned());
+        return Some("nothing can leave TCP without the other side's library, or a device".to_owned());
     }
     // What stayed for a reason of its own may have that reason here as well.
     let own: &[(&str, u64)] = if let Tally::Mixed(_, reasons) = tally { reasons } else { &[] };
     let strange = stats.not_upgraded.keys().find(|reason| {
-        ![ALONE, behaviour.alone].concat().contains(&reason.as_str())
+        ![reasons, behaviour.alone].concat().contains(&reason.as_str())
             && !own.iter().any(|(other, _)| other == reason)
     });
     if let Some(reason) = strange {

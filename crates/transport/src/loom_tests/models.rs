@@ -102,6 +102,21 @@ fn a_poll_for_writing_is_woken_beside_a_reader_that_drains() {
 }
 
 #[test]
+fn a_poll_for_the_end_is_woken_behind_bytes_that_nobody_reads() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        // The bell for the first byte stays unread, like the byte.
+        far.from.control.data_armed.0.arm();
+        near.send(1);
+        far.from.control.data_armed.0.disarm();
+        let poller = thread::spawn(move || far.poll_end());
+        near.send(2);
+        near.shut_sending();
+        poller.join().unwrap();
+    });
+}
+
+#[test]
 fn a_cold_registration_is_reported_beside_a_reader_that_drains() {
     explore(3, || {
         let (near, far) = switched_connection();

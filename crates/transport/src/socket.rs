@@ -1,0 +1,226 @@
+//! What an active connection does with its TCP socket besides the application's bytes: bells, and bytes that are in their
+//! way. [`crate::waiting`] decides when.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+use crate::arena::{State, flag};
+use crate::buffers::Buffers;
+use crate::connection::Connection;
+use crate::control::Control;
+use crate::lock::Guard;
+use crate::segment::{SIDE_BYTES, Segment};
+use crate::stream::BELL;
+use crate::tcp;
+use crate::waiting::{self, Side, add};
+
+/// Bells that may lie unread. The next one must get through, but TCP acknowledges bells that nobody reads only after
+/// 40 ms, and sends no more than ten segments ahead of that (`TCP_DELACK_MIN`, `TCP_INIT_CWND` of net/tcp.h).
+const MOST_BELLS: u64 = 4;
+
+impl Connection {
+    /// Wakes the peer's sleepers by a frame on the TCP connection. If the kernel has no room for it, the peer has
+    /// unread TCP bytes, and looks at the ring once it has taken them.
+    pub(crate) fn ring(&self, fd: i32, segment: &Segment) {
+        if self.block.send_switched.load(Ordering::Acquire) == 0 {
+            // Called by a reader: frames may follow only after the count of what precedes them.
+            let Ok(_guard) = self.lock_sending(fd) else { return };
+            if !self.send_switched(segment) {
+                return;
+            }
+        }
+        waiting::ring(&self.socket(fd, segment));
+    }
+
+    /// Takes spent bells away, as [`waiting::drain`] does; but where nobody sleeps, not before there are some: each time
+    /// costs a system call, and whoever goes to sleep looks after those that would wake it.
+    pub(crate) fn drain(&self, fd: i32, segment: &Segment) {
+        let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
+        let someone_sleeps = incoming.data_armed.0.has_sleepers() || outgoing.space_armed.0.has_sleepers();
+        if someone_sleeps || self.unread_bells(segment) >= MOST_BELLS {
+            waiting::drain(&self.socket(fd, segment));
+        }
+    }
+
+    fn unread_bells(&self, segment: &Segment) -> u64 {
+        let rung = segment.incoming().rung.0.count.load(Ordering::Relaxed);
+        rung.wrapping_sub(self.block.drained.load(Ordering::Relaxed))
+    }
+
+    /// Whether a sleeper may leave unread bells where they are: each new one is an edge.
+    pub(crate) fn may_leave_bells(&self, segment: &Segment) -> bool {
+        self.is_watched_for_edges() && self.unread_bells(segment) < MOST_BELLS
+    }
+
+    /// This side, as the decisions of [`waiting`] see it.
+    pub(crate) fn socket<'a>(&'a self, fd: i32, segment: &'a Segment) -> Socket<'a> {
+        Socket { connection: self, fd, segment }
+    }
+
+    fn put_bell(&self, fd: i32) -> bool {
+        if self.is_closed() {
+            return false;
+        }
+        self.block.doorbells.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: one readable byte.
+        let sent = unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        if !matches!(sent, Ok(_) | Err(Errno::AGAIN)) {
+            self.block.raise(flag::PEER_GONE);
+        }
+        sent.is_ok()
+    }
+
+    /// Reads up to `most` bells from the kernel, without waiting.
+    fn take_bells(&self, fd: i32, most: u64) -> usize {
+        // Another thread has closed the descriptor while this one slept: the number may be somebody else's.
+        if self.is_closed() {
+            return 0;
+        }
+        let mut scratch = [0u8; 64];
+        let most = usize::try_from(most).unwrap_or(scratch.len()).min(scratch.len());
+        let link = self.segment().and_then(Segment::link);
+        // Where other frames may come, nothing is taken before it has been looked at.
+        let peek = if link.is_some() { libc::MSG_PEEK } else { 0 };
+        // SAFETY: `scratch` is writable for `most` bytes.
+        let got = unsafe { tcp::recv(fd, scratch.as_mut_ptr(), most, libc::MSG_DONTWAIT | peek) };
+        let taken = got.and_then(|count| match link {
+            Some(link) if count > 0 => self.take_bells_before_frames(fd, link, &mut scratch[..count]),
+            _ => Ok(count),
+        });
+        match taken {
+            Ok(0) if got == Ok(0) => {
+                self.note_end(fd);
+                0
+            }
+            Ok(count) => {
+                add(&self.block.drained, count as u64);
+                count
+            }
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            Err(_) => {
+                self.note_reset();
+                0
+            }
+        }
+    }
+
+    /// Before a close: unread bells would turn the kernel's FIN into a reset.
+    pub(crate) fn take_leftover_bells(&self, fd: i32, segment: &Segment) {
+        let Ok(_guard) = self.lock_receiving(fd) else { return };
+        if waiting::is_settled(&self.socket(fd, segment)) {
+            while self.take_bells(fd, 64) > 0 {}
+        }
+    }
+
+    /// Moves TCP bytes that nobody has asked for yet out of the way of the bells behind them, but for the last if
+    /// `keep_one`. True if none is left. The caller holds the receive lock.
+    pub(crate) fn absorb(&self, fd: i32, segment: &Segment, keep_one: bool) -> bool {
+        let socket = self.socket(fd, segment);
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        if !self.greet(fd, segment) {
+            return false;
+        }
+        // Not after a return to TCP: the kernel gives these bytes to the application.
+        while self.block.state() == State::Active && !waiting::is_settled(&socket) {
+            let stop = self.block.side().end as usize;
+            let unread = tcp::unread(borrowed).unwrap_or(0).saturating_sub(u64::from(keep_one));
+            let room = (SIDE_BYTES - stop).min(1 << 20).min(unread as usize);
+            if room == 0 {
+                break;
+            }
+            // SAFETY: stop < SIDE_BYTES.
+            let base = unsafe { segment.side().add(stop) };
+            let list = [libc::iovec { iov_base: base.as_ptr().cast(), iov_len: room }];
+            let Ok(mut target) = Buffers::new(&list) else { break };
+            self.block.absorbing_at.store(stop as u64, Ordering::Relaxed);
+            let before = self.block.tcp_received.load(Ordering::Relaxed);
+            self.block.absorbing.store(before + 1, Ordering::Release);
+            let taken = self.take_tcp(&socket, &mut target, 0);
+            let count = if let Some(Ok(taken)) = &taken { taken.count } else { 0 };
+            self.block.set_side_end((stop + count) as u64);
+            self.block.absorbing.store(0, Ordering::Release);
+            if count == 0 {
+                break;
+            }
+        }
+        waiting::is_settled(&socket) || tcp::unread(borrowed) == Ok(0)
+    }
+}
+
+/// An active connection and the descriptor of the call that is inside.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Socket<'a> {
+    connection: &'a Connection,
+    pub(crate) fd: i32,
+    segment: &'a Segment,
+}
+
+impl Side for Socket<'_> {
+    type Guard<'a>
+        = Guard<'a>
+    where
+        Self: 'a;
+
+    fn incoming(&self) -> &Control {
+        self.segment.incoming()
+    }
+
+    fn outgoing(&self) -> &Control {
+        self.segment.outgoing()
+    }
+
+    fn drained(&self) -> &AtomicU64 {
+        &self.connection.block.drained
+    }
+
+    fn recv_switched(&self) -> &AtomicU32 {
+        &self.connection.block.recv_switched
+    }
+
+    fn tcp_received(&self) -> &AtomicU64 {
+        &self.connection.block.tcp_received
+    }
+
+    fn lock(&self) -> Result<Guard<'_>, Errno> {
+        self.connection.lock_receiving(self.fd)
+    }
+
+    fn is_readable(&self) -> bool {
+        self.connection.readable()
+    }
+
+    fn has_space(&self) -> bool {
+        self.connection.ring_has_space(self.segment)
+    }
+
+    fn absorb(&self, keep_one: bool) -> bool {
+        self.connection.absorb(self.fd, self.segment, keep_one)
+    }
+
+    fn take_bells(&self, most: u64) {
+        self.connection.take_bells(self.fd, most);
+    }
+
+    fn put_bell(&self) -> bool {
+        self.connection.put_bell(self.fd)
+    }
+
+    fn pause(&self) {
+        rustix::thread::sched_yield();
+    }
+
+    fn announce_bells(&self, count: u64) {
+        if let Some(link) = self.segment.link() {
+            // If it can't be told, nothing else gets through either.
+            let _ = link.announce_bells(count);
+        }
+    }
+
+    fn sync(&self) {
+        if self.segment.sync().is_err() {
+            self.connection.fabric_failed(self.segment);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What a process leaves behind that is killed in the middle of a call, on a connection that it shares with others.
+//!
+//! Whoever gets a lock that its owner died with ([`Guard::was_left`]) finds every word as the dead process last stored
+//! it, and each store of the ring's leaves it in order. Two things may have happened of which no word tells: bytes went
+//! from or to the kernel's socket buffers before they could be counted, and a bell was owed but not sent. The kernel
+//! has counted the bytes ([`tcp::counts`]); a bell too many does no harm.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+
+use crate::arena::flag;
+use crate::connection::Connection;
+use crate::lock::Guard;
+use crate::segment::{Greeting, SIDE_BYTES, Segment};
+use crate::waiting::{self, add};
+use crate::{process, tcp};
+
+impl Connection {
+    /// Takes the receive lock, and puts in order what a dead owner left. Fails with `EDEADLK` as
+    /// [`Lock::lock`](crate::lock::Lock::lock) does.
+    #[inline]
+    pub(crate) fn lock_receiving(&self, fd: i32) -> Result<Guard<'_>, Errno> {
+        let guard = self.block.recv_lock.lock(process::thread())?;
+        if guard.was_left() {
+            self.inherit_receiving(fd);
+        }
+        Ok(guard)
+    }
+
+    /// As [`Self::lock_receiving`], for the send lock.
+    #[inline]
+    pub(crate) fn lock_sending(&self, fd: i32) -> Result<Guard<'_>, Errno> {
+        let guard = self.block.send_lock.lock(process::thread())?;
+        if guard.was_left() {
+            self.inherit_sending(fd);
+        }
+        Ok(guard)
+    }
+
+    #[cold]
+    fn inherit_receiving(&self, fd: i32) {
+        let Some(segment) = self.segment() else { return };
+        if self.is_closed() {
+            return;
+        }
+        if segment.link().is_some() {
+            self.inherit_return(segment);
+            return;
+        }
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let Ok(read) = tcp::bytes_read(unsafe { BorrowedFd::borrow_raw(fd) }) else { return };
+        let block = self.block;
+        let counted =
+            block.tcp_received.load(Ordering::Relaxed).wrapping_add(block.drained.load(Ordering::Relaxed));
+        let missing = read.wrapping_sub(counted);
+        let switched = block.recv_switched.load(Ordering::Acquire) != 0;
+        let left = if switched { 0 } else { waiting::tcp_left(&self.socket(fd, segment)) };
+        let ours = missing.min(left);
+        add(&block.tcp_received, ours);
+        add(&block.drained, missing - ours);
+        let absorbing = block.absorbing.load(Ordering::Relaxed);
+        if absorbing != 0 {
+            let moved = block.tcp_received.load(Ordering::Relaxed).saturating_sub(absorbing - 1);
+            let end = block.absorbing_at.load(Ordering::Relaxed) + moved;
+            block.set_side_end(end.min(SIDE_BYTES as u64));
+            block.absorbing.store(0, Ordering::Relaxed);
+        }
+        if segment.incoming().space_armed.0.has_sleepers() {
+            self.ring(fd, segment);
+        }
+    }
+
+    /// The dead process was taking the rest of a stream that went back to TCP. How far it came nobody knows, unless it was
+    /// through.
+    fn inherit_return(&self, segment: &Segment) {
+        if segment.greeting() != Greeting::Done {
+            segment.set_greeting(Greeting::Done);
+            self.block.raise(flag::PEER_GONE | flag::RESET);
+        }
+    }
+
+    #[cold]
+    fn inherit_sending(&self, fd: i32) {
+        let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return };
+        if self.is_closed() {
+            return;
+        }
+        if self.block.send_switched.load(Ordering::Acquire) != 0 {
+            if segment.outgoing().data_armed.0.has_sleepers() {
+                self.ring(fd, segment);
+            }
+            return;
+        }
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        if let Ok(counts) = tcp::counts(unsafe { BorrowedFd::borrow_raw(fd) }) {
+            self.block.tcp_sent.store(counts.sent, Ordering::Relaxed);
+        }
+    }
+}
