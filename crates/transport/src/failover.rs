@@ -158,7 +158,10 @@ impl Connection {
         if !kept {
             return self.lose(fd);
         }
-        if switched {
+        if self.left_without_a_word(fd) {
+            // A frame would only make it reset the connection.
+            block.raise(flag::PEER_GONE);
+        } else if switched {
             let Some((position, bytes)) = link.uncredited(outgoing) else { return self.lose(fd) };
             let mut frame = vec![DOWN, u8::from(seen)];
             frame.extend(position.to_le_bytes());
@@ -171,6 +174,15 @@ impl Connection {
             let _ =
                 rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(fd) }, rustix::net::Shutdown::Write);
         }
+    }
+
+    /// Whether the peer has closed its socket, and no DOWN of its own precedes that.
+    fn left_without_a_word(&self, fd: i32) -> bool {
+        let mut bytes = [0u8; 64];
+        // SAFETY: the buffer is writable for its length.
+        let seen =
+            unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+        tcp::peer_has_closed(fd) && seen.is_ok_and(|count| bytes[..count].iter().all(|&byte| byte == BELL))
     }
 
     /// Nothing can save the connection.

@@ -86,7 +86,11 @@ impl Connection {
                         break;
                     }
                 }
-                Some(result) => return if total > 0 { Ok(total) } else { result.map(|_| 0) },
+                Some(_) if total > 0 => return Ok(total),
+                Some(Ok(_)) if self.untold_reset(segment) == Some(Errno::CONNRESET) => {
+                    return Err(Errno::CONNRESET);
+                }
+                Some(result) => return result.map(|_| 0),
             }
         }
         let from_tcp = total;
