@@ -100,6 +100,10 @@ pub mod flag {
     pub const HEARD: u32 = 4096;
     /// The peer's stream has ended, and every byte that it sent over TCP has arrived, read or not.
     pub const ALL_HERE: u32 = 8192;
+    /// Back on TCP, bells of the peer's may precede the application's bytes.
+    pub const BELLS_FIRST: u32 = 16384;
+    /// A process is sending over TCP what was in the ring.
+    pub const MOVING: u32 = 32768;
     /// It went back to TCP.
     pub const RETURNED: u32 = 2048;
     /// It was established: a connect that failed is no connection.

@@ -390,6 +390,7 @@ impl Connection {
     /// `abort`: the application asked for a reset (`SO_LINGER` with zero time).
     pub fn finish(&self, fd: i32, abort: bool) {
         self.take_leftover_frames(fd);
+        self.mend_if_failing(fd);
         let Some(segment) = self.segment().filter(|segment| segment.is_ready()) else { return };
         self.take_leftover_bells(fd, segment);
         let incoming = segment.incoming();
@@ -398,6 +399,8 @@ impl Connection {
         let reset = if abort || unread { end::RESET | late } else { 0 };
         // No bell: the kernel's FIN follows at once and wakes everybody.
         segment.finish(end::FIN | end::CLOSED | reset);
+        // Asked just now: what is left in the ring could not follow later.
+        self.mend_if_failing(fd);
         // To a peer that has closed nothing gets through any more.
         let gone = segment.incoming().end() & end::CLOSED != 0 || tcp::peer_has_closed(fd);
         if let Some(link) = segment.link().filter(|_| !gone) {
@@ -437,6 +440,6 @@ impl Connection {
 
     /// Whether it has left TCP and gone back.
     pub fn has_returned(&self) -> bool {
-        self.segment().and_then(Segment::link).is_some_and(Link::is_frozen)
+        self.block.has(flag::RETURNED)
     }
 }

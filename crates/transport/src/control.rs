@@ -104,6 +104,8 @@ pub mod end {
     pub const RESET: u32 = 4;
     /// It had shut down sending before: the reset comes after an orderly end of the stream.
     pub const LATE: u32 = 8;
+    /// The producer's side wants to go back to TCP, or has ([`super::Rung::handing`]).
+    pub const RETURN: u32 = 16;
 }
 
 /// Value of [`Rare::window_start`] for a window that was never opened.
@@ -123,6 +125,8 @@ pub struct Rung {
     data_for: AtomicU32,
     /// Sequence of `space_armed` that the consumer last rang for.
     space_for: AtomicU32,
+    /// How far the way back to TCP is that the producer's side has asked for (`handback`).
+    pub handing: AtomicU32,
 }
 
 /// The control words of one direction.
@@ -166,6 +170,7 @@ impl Control {
                 count: AtomicU64::new(0),
                 data_for: AtomicU32::new(0),
                 space_for: AtomicU32::new(0),
+                handing: AtomicU32::new(0),
             }),
         };
         control.begin();
@@ -191,9 +196,9 @@ impl Control {
         self.used() == 0
     }
 
-    /// Whether a reader has something to be told: bytes, or how the stream ended.
+    /// Whether a reader has something to be told: bytes, how the stream ended, or that it goes on over TCP.
     pub fn has_news(&self) -> bool {
-        !self.is_empty() || self.end() & (end::FIN | end::RESET) != 0
+        !self.is_empty() || self.end() & (end::FIN | end::RESET | end::RETURN) != 0
     }
 
     /// Bytes ever taken out.

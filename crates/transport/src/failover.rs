@@ -57,7 +57,9 @@ impl Connection {
 
     /// Whether the fabric has failed, so that [`Self::mend`] has something to do.
     pub fn is_failing(&self) -> bool {
-        self.segment().and_then(Segment::link).is_some_and(Link::has_failed)
+        self.segment().is_some_and(|segment| {
+            segment.link().is_some_and(Link::has_failed) || self.is_asked_back(segment)
+        })
     }
 
     /// Goes back to TCP if the fabric has failed.
@@ -73,6 +75,8 @@ impl Connection {
     pub(crate) fn mend_locked(&self, fd: i32, segment: &Segment) {
         if let Some(link) = segment.link().filter(|link| link.has_failed()) {
             self.go_back(fd, segment, link);
+        } else if self.is_asked_back(segment) {
+            self.follow_back(fd, segment);
         }
     }
 
@@ -186,25 +190,16 @@ impl Connection {
     }
 
     /// Nothing can save the connection.
-    fn lose(&self, fd: i32) {
+    pub(crate) fn lose(&self, fd: i32) {
         self.block.raise(flag::PEER_GONE | flag::RESET);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let _ = rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(fd) }, rustix::net::Shutdown::Both);
     }
 
     /// Moves what is in the ring to the side buffer, behind what still comes over TCP before it. False if it can't be.
-    fn keep_what_came(&self, fd: i32, segment: &Segment) -> bool {
+    pub(crate) fn keep_what_came(&self, fd: i32, segment: &Segment) -> bool {
         let incoming = segment.incoming();
-        // It was sent before the peer's bytes left TCP, so it is under way.
-        while incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED && !self.recv_settled() {
-            self.absorb(fd, segment, false);
-            if self.recv_settled() {
-                break;
-            }
-            if tcp::peer_has_closed(fd) || !wait_for(fd, PollFlags::IN) {
-                break;
-            }
-        }
+        self.absorb_the_rest(fd, segment);
         let inlet = segment.inlet();
         loop {
             let used = usize::try_from(incoming.used()).unwrap_or(usize::MAX);
@@ -227,8 +222,22 @@ impl Connection {
         }
     }
 
+    /// Takes what the peer sent before its bytes left TCP: it is under way.
+    pub(crate) fn absorb_the_rest(&self, fd: i32, segment: &Segment) {
+        let incoming = segment.incoming();
+        while incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED && !self.recv_settled() {
+            self.absorb(fd, segment, false);
+            if self.recv_settled() {
+                break;
+            }
+            if tcp::peer_has_closed(fd) || !wait_for(fd, PollFlags::IN) {
+                break;
+            }
+        }
+    }
+
     /// Sends `bytes` on TCP, and takes out of the way meanwhile what the peer sends: it may do the same.
-    fn send_all(&self, fd: i32, segment: &Segment, mut bytes: &[u8]) {
+    pub(crate) fn send_all(&self, fd: i32, segment: &Segment, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             // SAFETY: readable for its length.
             let sent = unsafe {

@@ -15,6 +15,8 @@ mod failover;
 #[cfg(not(loom))]
 pub mod greeting;
 #[cfg(not(loom))]
+mod handback;
+#[cfg(not(loom))]
 mod introduction;
 pub mod lock;
 pub mod peers;

@@ -86,6 +86,9 @@ impl Connection {
         if self.block.recv_switched.load(Ordering::Acquire) != 0 || self.block.has(flag::PEER_GONE) {
             return true;
         }
+        if self.block.has(flag::RETURNED) {
+            return false;
+        }
         let Some(segment) = self.segment() else { return false };
         let at = segment.incoming().rare.0.switched_at.load(Ordering::Acquire);
         at != NOT_SWITCHED && self.block.tcp_received.load(Ordering::Relaxed) >= at
@@ -163,7 +166,7 @@ impl Connection {
         }
     }
 
-    fn mend_if_failing(&self, fd: i32) {
+    pub(crate) fn mend_if_failing(&self, fd: i32) {
         if self.is_failing() {
             self.mend(fd);
         }

@@ -36,7 +36,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use thiserror::Error;
 
 use crate::arena::Role;
-use crate::control::Control;
+use crate::control::{Control, end};
 use crate::reason::Reason;
 use crate::ring::{
     CLASSES, Consumer, DIRECTION_BYTES, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size,
@@ -363,6 +363,24 @@ impl Segment {
     pub(crate) fn inlet(&self) -> Inlet<'_> {
         let control = self.incoming();
         Inlet { control, memory: self.direction(1 - self.role as usize).1, link: self.link() }
+    }
+
+    /// Whether either side has asked to go back to TCP.
+    #[inline]
+    pub(crate) fn has_request(&self) -> bool {
+        (self.direction(0).0.end() | self.direction(1).0.end()) & end::RETURN != 0
+    }
+
+    /// What the peer has not taken from the outgoing ring. `None` if it has written impossible positions. The caller holds
+    /// the send lock, and the peer moves nothing meanwhile.
+    pub(crate) fn untaken(&self) -> Option<Vec<u8>> {
+        let (control, memory) = self.direction(self.role as usize);
+        let ring = Consumer::new(control, &memory);
+        let mut bytes = vec![0; usize::try_from(ring.available().ok()?).ok()?];
+        // SAFETY: the vector is writable for its length.
+        let count = unsafe { ring.peek(0, bytes.as_mut_ptr(), bytes.len()) }.ok()?;
+        bytes.truncate(count);
+        Some(bytes)
     }
 
     /// Before a sleep, after the sleepers have been announced: makes the peer's host know of them, and this one of what

@@ -58,7 +58,7 @@ impl Connection {
         Socket { connection: self, fd, segment }
     }
 
-    fn put_bell(&self, fd: i32) -> bool {
+    pub(crate) fn put_bell(&self, fd: i32) -> bool {
         if self.is_closed() {
             return false;
         }
@@ -72,7 +72,7 @@ impl Connection {
     }
 
     /// Reads up to `most` bells from the kernel, without waiting.
-    fn take_bells(&self, fd: i32, most: u64) -> usize {
+    pub(crate) fn take_bells(&self, fd: i32, most: u64) -> usize {
         // Another thread has closed the descriptor while this one slept: the number may be somebody else's.
         if self.is_closed() {
             return 0;
@@ -183,6 +183,10 @@ impl Side for Socket<'_> {
         &self.connection.block.tcp_received
     }
 
+    fn is_back(&self) -> bool {
+        self.connection.block.has(flag::RETURNED)
+    }
+
     fn lock(&self) -> Result<Guard<'_>, Errno> {
         self.connection.lock_receiving(self.fd)
     }
@@ -196,6 +200,10 @@ impl Side for Socket<'_> {
     }
 
     fn absorb(&self, keep_one: bool) -> bool {
+        if self.is_back() {
+            // They may be for another program.
+            return false;
+        }
         self.connection.absorb(self.fd, self.segment, keep_one)
     }
 

@@ -263,7 +263,7 @@ impl Connection {
             return Err(Errno::BADF);
         }
         let switched = self.send_switched(segment);
-        if segment.link().is_some_and(Link::has_failed) {
+        if segment.link().is_some_and(Link::has_failed) || self.is_asked_back(segment) {
             return Err(FAILED);
         }
         if !switched {
@@ -504,8 +504,7 @@ impl Connection {
         if !waiting::is_settled(&self.socket(fd, segment)) {
             // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
             let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-            let at = segment.incoming().rare.0.switched_at.load(Ordering::Acquire);
-            let left = at.saturating_sub(self.block.tcp_received.load(Ordering::Relaxed));
+            let left = waiting::tcp_left(&self.socket(fd, segment));
             let waiting = tcp::unread(borrowed)?;
             total += waiting.min(left);
             if waiting < left {

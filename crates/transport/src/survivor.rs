@@ -87,6 +87,11 @@ impl Connection {
         if self.is_closed() {
             return;
         }
+        if self.block.has(flag::MOVING) {
+            // Nobody knows how much of it the peer has.
+            self.block.raise(flag::RETURNED);
+            return self.lose(fd);
+        }
         if self.block.send_switched.load(Ordering::Acquire) != 0 {
             if segment.outgoing().data_armed.0.has_sleepers() {
                 self.ring(fd, segment);

@@ -309,7 +309,13 @@ impl Connection {
         let mut deadline = None;
         loop {
             match self.try_send(fd, source, flags) {
-                Ok(count) => total += count,
+                Ok(count) => {
+                    total += count;
+                    if count > 0 && self.segment().is_some_and(|segment| self.is_asked_back(segment)) {
+                        // What was published just now may be what the peer no longer takes.
+                        self.mend(fd);
+                    }
+                }
                 Err(Errno::AGAIN) => {}
                 Err(FAILED) if self.is_failing() => {
                     self.mend(fd);
@@ -359,10 +365,10 @@ impl Connection {
             return true;
         }
         let incoming = segment.incoming();
-        if !incoming.has_news() {
+        if self.block.has(flag::RETURNED) || !incoming.has_news() {
             return false;
         }
-        if self.block.recv_switched.load(Ordering::Acquire) != 0 {
+        if self.block.recv_switched.load(Ordering::Acquire) != 0 || self.is_asked_back(segment) {
             return true;
         }
         let at = incoming.rare.0.switched_at.load(Ordering::Acquire);
@@ -372,7 +378,7 @@ impl Connection {
     /// Whether there are bytes in the ring, though bytes that still come over TCP may precede them. Nobody rings for
     /// them again, and an edge on the socket for those may have been reported long ago.
     pub fn is_stirring(&self) -> bool {
-        self.segment().is_some_and(|segment| segment.incoming().has_news())
+        !self.has_returned() && self.segment().is_some_and(|segment| segment.incoming().has_news())
     }
 
     fn wait_readable(&self, fd: i32, at_once: bool) -> Result<(), Errno> {
@@ -431,7 +437,7 @@ impl Connection {
             self.ring_has_space(segment)
                 || self.block.has(flag::PEER_GONE)
                 || segment.link().is_some_and(|link| link.has_failed() || link.is_frozen())
-                || segment.incoming().end() & end::CLOSED != 0
+                || segment.incoming().end() & (end::CLOSED | end::RETURN) != 0
         };
         loop {
             let tail = segment.outgoing().tail();

@@ -11,7 +11,7 @@
 
 use rustix::io::Errno;
 
-use crate::control::{Control, NOT_SWITCHED};
+use crate::control::{Control, NOT_SWITCHED, end};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// One side of an active connection, as its sleepers need it.
@@ -31,6 +31,10 @@ pub(crate) trait Side {
     fn recv_switched(&self) -> &AtomicU32;
     /// Bytes of the application taken from TCP so far; changed under the receive lock.
     fn tcp_received(&self) -> &AtomicU64;
+    /// Whether both directions have left TCP and gone back: then the words of the segment are of no interest.
+    fn is_back(&self) -> bool {
+        false
+    }
     /// Takes the receive lock.
     fn lock(&self) -> Result<Self::Guard<'_>, Errno>;
     /// Whether a read would return at once.
@@ -56,9 +60,15 @@ pub(crate) trait Side {
 
 /// Wakes the peer's sleepers by a bell. It is counted first, so that whoever drains never takes one that is not.
 pub(crate) fn ring(side: &impl Side) {
+    if side.is_back() || side.outgoing().end() & end::RETURN != 0 {
+        // Its last bell has been counted.
+        return;
+    }
     let count = &side.outgoing().rung.0.count;
     side.announce_bells(count.fetch_add(1, Ordering::SeqCst) + 1);
-    if !side.put_bell() {
+    // Whoever goes back to TCP takes the bells that were counted before it said so, and no others.
+    fence(Ordering::SeqCst);
+    if side.incoming().end() & end::RETURN != 0 || !side.put_bell() {
         count.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -194,6 +204,9 @@ pub(crate) fn is_settled(side: &impl Side) -> bool {
 
 /// Bytes of the application that are still to come over TCP; `u64::MAX` while their number is not known.
 pub(crate) fn tcp_left(side: &impl Side) -> u64 {
+    if side.is_back() {
+        return u64::MAX;
+    }
     match side.incoming().rare.0.switched_at.load(Ordering::Acquire) {
         NOT_SWITCHED => u64::MAX,
         at => at.saturating_sub(side.tcp_received().load(Ordering::Relaxed)),

@@ -172,13 +172,16 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
     }
     while connection.is_active() {
         let block = connection.block;
+        if connection.is_failing() {
+            connection.mend(fd);
+        }
         if !connection.segment().is_some_and(Segment::is_ready) {
             // Both sides must agree that nothing will ever leave TCP, or that it may.
             if connection.pin(fd, Reason::ShutdownBeforeUpgrade) {
                 break;
             }
-            if connection.segment().is_some_and(Segment::refuse) {
-                // The side buffer holds bytes, so the hooks stay in between; but nothing leaves TCP any more.
+            if connection.has_returned() || connection.segment().is_some_and(Segment::refuse) {
+                // The side buffer may hold bytes, so the hooks stay in between; but nothing leaves TCP any more.
                 block.raise(match how {
                     libc::SHUT_RD => flag::SHUT_RD,
                     libc::SHUT_WR => flag::SHUT_WR,

@@ -161,7 +161,9 @@ pub(crate) extern "C" fn after_vfork(result: i32) -> i32 {
     result
 }
 
-/// A program is about to be started beside this one: what it inherits, no hook may see.
+/// A program is about to be started beside this one, or in its place: what it inherits, no hook may see. A connection that
+/// has left TCP comes back if it is one of the standard descriptors, which programs use that know of no others. Those
+/// that are inherited by chance, as by system(3), stay.
 pub(crate) fn before_spawn() {
     errno::keep(|| {
         for fd in table::descriptors() {
@@ -170,7 +172,12 @@ pub(crate) fn before_spawn() {
             let kept = rustix::io::fcntl_getfd(borrowed)
                 .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
             if kept {
-                stream::settle(fd, Reason::InheritedByExec);
+                const STANDARD: std::ops::RangeInclusive<i32> = 0..=libc::STDERR_FILENO;
+                if STANDARD.contains(&fd) {
+                    stream::settle(fd, Reason::InheritedByExec);
+                } else if let Some(call) = table::enter(fd) {
+                    call.connection().pin(fd, Reason::InheritedByExec);
+                }
             }
         }
     });
@@ -216,7 +223,7 @@ pub(crate) fn uses_io_uring() {
         errno::keep(|| {
             table::for_each(|slot, connection, _| {
                 if let Some(fd) = table::descriptor_of(slot) {
-                    connection.pin(fd, Reason::IoUring);
+                    connection.settle(fd, Reason::IoUring);
                 }
             });
         });

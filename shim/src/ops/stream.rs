@@ -26,7 +26,8 @@ pub(crate) unsafe fn receive(
     let kernel = || point(kernel).unwrap_or(-1);
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         if flags & libc::MSG_OOB != 0 {
-            settle(fd, Reason::Oob);
+            // Too late if it has left TCP: then there is none, as the kernel will say.
+            let _ = table::enter(fd).map(|call| call.connection().pin(fd, Reason::Oob));
         }
         return kernel();
     }
@@ -187,7 +188,7 @@ pub(crate) unsafe fn settle_passed_fds(message: *const libc::msghdr) -> bool {
                 // SAFETY: readable, maybe unaligned.
                 let fd = unsafe { at.read_unaligned() };
                 if let Some(call) = table::enter(fd) {
-                    allowed &= call.connection().pin(fd, Reason::PassedToProcess);
+                    allowed &= call.connection().settle(fd, Reason::PassedToProcess);
                 }
             }
         }
@@ -286,7 +287,7 @@ fn give_back(input: i32, position: Option<i64>, count: usize) {
 
 /// Pins `fd` because a call that only the kernel can serve is about to be made on it. False if too late.
 pub(crate) fn settle(fd: i32, reason: Reason) -> bool {
-    table::enter(fd).is_none_or(|call| call.connection().pin(fd, reason))
+    table::enter(fd).is_none_or(|call| call.connection().settle(fd, reason))
 }
 
 /// Whether `fd` is a TCP connection that we look after.

@@ -1,6 +1,7 @@
 //! Connections that leave the library's sight: exec, SCM_RIGHTS, stdio, other listeners.
 
 use super::peers::{echo, request_echoes, send_all};
+use super::switching::{Wait, stream_both_ways, stream_nonblocking};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Fd, Leave, Program, Stdio, fork, quietly};
 use crate::say;
@@ -24,26 +25,46 @@ pub(super) const ALL: &[Behaviour] = &[
         .alone(&["inherited-by-exec"])
         .tally(Tally::Stayed(1), Tally::StayedOrUncounted),
     Behaviour::connected("to_a_program_after_the_upgrade", after_upgrade, asks_after)
-        .tally(Tally::Unknown, Tally::Upgraded(1))
-        .limitation("**exec, posix_spawn**"),
+        .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::connected("to_a_shimmed_program_after_the_upgrade", after_upgrade_shimmed, asks_after)
-        .tally(Tally::Unknown, Tally::Upgraded(1))
-        .limitation("**exec, posix_spawn**"),
+        .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::whole("to_another_process_with_rights", passed, asks, Tally::Total(1))
         .alone(&["passed-to-process"])
         .limitation_if_named(PINNED_TOO_LATE)
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
     Behaviour::connected("to_another_process_after_the_upgrade", passed_after, asks_after)
         .alone(&["passed-to-process"])
-        .tally(Tally::Unknown, Tally::Upgraded(1))
-        .limitation("**`SCM_RIGHTS`**"),
+        .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("to_another_process_with_unread_bytes", passed_unread, sends_before_it_is_passed)
+        .alone(&["passed-to-process"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("to_another_process_after_the_end", passed_after_the_end, ends_before_it_is_passed)
+        .alone(&["passed-to-process"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected(
+        "to_another_process_after_the_close",
+        passed_after_the_end,
+        closes_before_it_is_passed,
+    )
+    .alone(&["passed-to-process"])
+    .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::whole("in_mid_stream", hands_on_in_mid_stream, streams_through, Tally::Unknown)
+        .alone(&["passed-to-process"])
+        .tally(Tally::Unknown, Tally::AtLeast(RUNS / 2, RUNS)),
     Behaviour::whole("to_stdio", stdio, talks_in_lines, Tally::Total(1))
         .limitation_if_named(PINNED_TOO_LATE)
         .alone(&["stdio"])
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
     Behaviour::connected("to_stdio_after_the_upgrade", stdio_after, talks_in_lines_after)
         .alone(&["stdio"])
-        .limitation("**`fdopen`**"),
+        // What libc's stdio moves, no hook counts.
+        .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("used_on_in_event_loops", goes_on_by_epoll, asks_twice)
+        .alone(&["unsupported-call"])
+        .tally(Tally::Returned(1), Tally::Returned(1)),
+    Behaviour::connected("urgent_data_after_the_upgrade", urgent_after, sends_urgent_after)
+        .alone(&["oob"])
+        .tally(Tally::Returned(1), Tally::Returned(1)),
     Behaviour::whole("accepted_by_an_unshimmed_child", unshimmed_accepts, asks_of_two, Tally::Total(10))
         .tally(Tally::Upgraded(5), Tally::Mixed(5, &[("no-answer", 5)])),
     Behaviour::whole("accepted_by_an_unshimmed_sibling", sibling_accepts, asks_of_siblings, Tally::Total(20))
@@ -118,7 +139,7 @@ fn spawned(side: &Side) {
 fn vforked(side: &Side) {
     let fd = accept_one(side);
     let child = Program::helper("echo", &[&fd.to_string()], false).vfork_and_exec().expect("vfork");
-    calls::close(fd).expect("close");
+    quietly(|| calls::close(fd)).expect("close");
     child.wait_for_success();
     side.sync("done");
 }
@@ -148,7 +169,7 @@ fn passed(side: &Side) {
     let child = receiver(local, remote);
     let fd = accept_one(side);
     assert_eq!(calls::send_fd(remote, b"x", fd), Ok(1));
-    calls::close(fd).expect("close");
+    quietly(|| calls::close(fd)).expect("close");
     child.wait_for_success();
     side.sync("done");
 }
@@ -163,9 +184,149 @@ fn passed_after(side: &Side, fd: Fd) {
         say!("echoed {}", echo(message.fds[0]));
     });
     assert_eq!(calls::send_fd(remote, b"x", fd), Ok(1));
-    calls::close(fd).expect("close");
+    quietly(|| calls::close(fd)).expect("close");
     child.wait_for_success();
     side.sync("done");
+}
+
+/// What has not been read when it is passed, the other process reads.
+fn passed_unread(side: &Side, fd: Fd) {
+    side.sync("sent");
+    passed_after(side, fd);
+}
+
+fn sends_before_it_is_passed(side: &Side, fd: Fd) {
+    send_all(fd, &[b'u'; 5000]);
+    side.sync("sent");
+    assert_eq!(receive_exactly(fd, 5000), [b'u'; 5000]);
+    asks_after(side, fd);
+}
+
+/// Whoever gets a connection whose stream has ended sees the end, too.
+fn passed_after_the_end(side: &Side, fd: Fd) {
+    assert_eq!(receive_exactly(fd, 3), b"bye");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    side.sync("read");
+    passed_after(side, fd);
+}
+
+fn ends_before_it_is_passed(side: &Side, fd: Fd) {
+    send_all(fd, b"bye");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    side.sync("read");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    side.sync("done");
+}
+
+fn closes_before_it_is_passed(side: &Side, fd: Fd) {
+    send_all(fd, b"bye");
+    calls::close(fd).expect("close");
+    side.sync("read");
+    side.sync("done");
+}
+
+const RUNS: u64 = 18;
+const LENGTH: usize = 60_000;
+
+/// Echoes some bytes, and has another program, or another process, echo the rest.
+fn hands_on_in_mid_stream(side: &Side) {
+    let listener = side.listen();
+    quietly(|| {
+        for run in 0..RUNS {
+            let fd = side.accept(listener);
+            no_delay(fd);
+            let mut left = run as usize * 7919 % (LENGTH * 2 / 3);
+            while left > 0 {
+                let data = calls::recv(fd, left.min(4096), 0).expect("recv");
+                send_all(fd, &data);
+                left -= data.len();
+            }
+            if run % 2 == 0 {
+                run_as_service(fd, run % 4 == 0);
+            } else {
+                let (local, remote) = calls::unix_pair().expect("socketpair");
+                let child = receiver(local, remote);
+                assert_eq!(calls::send_fd(remote, b"x", fd), Ok(1));
+                calls::close(fd).expect("close");
+                calls::close(remote).expect("close");
+                calls::close(local).expect("close");
+                child.wait_for_success();
+            }
+        }
+    });
+    say!("{RUNS} connections echoed");
+    side.sync("done");
+}
+
+fn no_delay(fd: Fd) {
+    calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).expect("TCP_NODELAY");
+}
+
+fn streams_through(side: &Side) {
+    let destination = side.destination();
+    quietly(|| {
+        for run in 0..RUNS {
+            let fd = side.connect_to(destination);
+            no_delay(fd);
+            match run % 3 {
+                0 => stream_both_ways(fd, run, run, LENGTH),
+                1 => stream_nonblocking(fd, run, run, LENGTH, Wait::Poll),
+                _ => stream_nonblocking(fd, run, run, LENGTH, Wait::EdgeTriggeredEpoll),
+            }
+            calls::close(fd).expect("close");
+        }
+    });
+    say!("{RUNS} connections used");
+    side.sync("done");
+}
+
+/// One set of each kind watches it before and after a call for which it has to go back to TCP.
+fn goes_on_by_epoll(side: &Side, fd: Fd) {
+    let sets = [0, libc::EPOLLET].map(|edge| {
+        let epfd = calls::epoll_create().expect("epoll_create1");
+        calls::epoll_add(epfd, fd, libc::EPOLLIN | edge, 1).expect("EPOLL_CTL_ADD");
+        epfd
+    });
+    for round in 0..40 {
+        for epfd in sets {
+            assert_eq!(calls::epoll_wait(epfd, 4, -1).map(|ready| ready.len()), Ok(1));
+        }
+        let request = receive_exactly(fd, 10);
+        if round == 20 {
+            calls::set_status(fd, libc::O_RDWR | libc::O_ASYNC).expect("F_SETFL");
+        }
+        send_all(fd, &request);
+    }
+    side.sync("done");
+}
+
+fn asks_twice(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN | libc::EPOLLET, 1).expect("EPOLL_CTL_ADD");
+    for _ in 0..40 {
+        send_all(fd, b"0123456789");
+        assert_eq!(calls::epoll_wait(epfd, 4, -1).map(|ready| ready.len()), Ok(1));
+        assert_eq!(calls::recv(fd, 100, 0), Ok(b"0123456789".to_vec()));
+    }
+    side.sync("done");
+}
+
+fn urgent_after(side: &Side, fd: Fd) {
+    side.sync("sent");
+    let ready = calls::poll(&[(fd, libc::POLLPRI)], crate::side::ARRIVAL);
+    assert_eq!(ready, Ok(vec![libc::POLLPRI]));
+    assert_eq!(calls::recv(fd, 10, libc::MSG_OOB), Ok(b"!".to_vec()));
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"abc".to_vec()));
+    side.sync("received");
+    echo(fd);
+}
+
+fn sends_urgent_after(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"abc", 0), Ok(3));
+    side.sync("sent");
+    assert_eq!(calls::send(fd, b"!", libc::MSG_OOB), Ok(1));
+    side.sync("received");
+    request_echoes(fd, 20, 100);
 }
 
 fn stdio(side: &Side) {

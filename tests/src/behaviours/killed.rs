@@ -1,6 +1,6 @@
 //! Processes that are killed in the middle of calls, on a connection that others go on using.
 
-use super::peers::send_all;
+use super::peers::{echo, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Errno, Fd, Leave, Stops, fork, fork_traced, quietly};
 use crate::say;
@@ -23,6 +23,9 @@ pub(super) const ALL: &[Behaviour] = &[
         .environment(&[("THALLUS_RING", "64K")])
         .alone(&["shared-before-upgrade", "unseen-bytes"])
         .tally(Tally::Unknown, Tally::Upgraded(STOPS)),
+    Behaviour::whole("while_handing_on", killed_while_handing_on, asks_across, Tally::Upgraded(HANDERS))
+        .alone(&["shared-before-upgrade", "unseen-bytes", "passed-to-process"])
+        .tally(Tally::Unknown, Tally::AtLeast(HANDERS, HANDERS)),
     Behaviour::connected("at_any_instruction", killed_at_any_instruction, requests_one_answer_or_two)
         .takes_long()
         .alone(&["shared-before-upgrade", "unseen-bytes"])
@@ -35,6 +38,60 @@ pub(super) const ALL: &[Behaviour] = &[
     )
     .tally(Tally::Unknown, Tally::Upgraded(1)),
 ];
+
+const HANDERS: u64 = 60;
+
+/// Children that are killed while they hand the connection to somebody: their parent goes on, over whatever.
+fn killed_while_handing_on(side: &Side) {
+    let listener = side.listen();
+    quietly(|| {
+        for stop in 1..=HANDERS {
+            let fd = side.accept(listener);
+            for _ in 0..20 {
+                let request = receive_exactly(fd, 10);
+                send_all(fd, &request);
+            }
+            let (local, remote) = calls::unix_pair().expect("socketpair");
+            let child = fork_traced(|| {
+                let _ = calls::send_fd(remote, b"x", fd);
+            });
+            side.sync("go");
+            child.kill_at_stop(Stops::SystemCalls, stop as usize);
+            calls::close(local).expect("close");
+            calls::close(remote).expect("close");
+            side.sync("killed");
+            echo(fd);
+            calls::close(fd).expect("close");
+        }
+    });
+    say!("{HANDERS} children");
+    side.sync("done");
+}
+
+/// Has said something, or not, when the child is killed.
+fn asks_across(side: &Side) {
+    let destination = side.destination();
+    quietly(|| {
+        for stop in 1..=HANDERS {
+            let fd = side.connect_to(destination);
+            for _ in 0..20 {
+                send_all(fd, b"0123456789");
+                receive_exactly(fd, 10);
+            }
+            let early = stop % 2 * 5;
+            send_all(fd, &b"early"[..early as usize]);
+            side.sync("go");
+            calls::poll(&[(fd, libc::POLLIN)], 1).expect("poll");
+            side.sync("killed");
+            assert_eq!(receive_exactly(fd, early as usize), b"early"[..early as usize]);
+            request_echoes(fd, 20, 3000);
+            calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+            assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+            calls::close(fd).expect("close");
+        }
+    });
+    side.sync("done");
+}
 
 const KILLS: usize = 20;
 const OURS: usize = 5000;

@@ -81,13 +81,13 @@ fn each_connected(side: &Side, body: impl Fn(u64, Fd)) {
 const LENGTH: usize = 300_000;
 
 /// A thread for each direction.
-fn stream_both_ways(fd: Fd, ours: u64, theirs: u64) {
+pub(super) fn stream_both_ways(fd: Fd, ours: u64, theirs: u64, length: usize) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             quietly(|| {
                 let (mut dice, mut pattern) = (Dice(ours), Pattern::new(ours));
-                while (pattern.position() as usize) < LENGTH {
-                    let size = dice.size().min(LENGTH - pattern.position() as usize);
+                while (pattern.position() as usize) < length {
+                    let size = dice.size().min(length - pattern.position() as usize);
                     send_pattern(fd, &mut pattern, size, size);
                     dice.pause();
                 }
@@ -95,8 +95,8 @@ fn stream_both_ways(fd: Fd, ours: u64, theirs: u64) {
             });
         });
         let (mut dice, mut pattern) = (Dice(theirs ^ 99), Pattern::new(theirs));
-        while (pattern.position() as usize) < LENGTH {
-            let size = dice.size().min(LENGTH - pattern.position() as usize);
+        while (pattern.position() as usize) < length {
+            let size = dice.size().min(length - pattern.position() as usize);
             receive_pattern(fd, &mut pattern, size, size);
             dice.pause();
         }
@@ -105,22 +105,22 @@ fn stream_both_ways(fd: Fd, ours: u64, theirs: u64) {
 }
 
 fn slow_readers_server(side: &Side) {
-    each_accepted(side, |run, fd| stream_both_ways(fd, 2 * run, 2 * run + 1));
+    each_accepted(side, |run, fd| stream_both_ways(fd, 2 * run, 2 * run + 1, LENGTH));
 }
 
 fn slow_readers_client(side: &Side) {
-    each_connected(side, |run, fd| stream_both_ways(fd, 2 * run + 1, 2 * run));
+    each_connected(side, |run, fd| stream_both_ways(fd, 2 * run + 1, 2 * run, LENGTH));
 }
 
 /// Which wait drives [`stream_nonblocking`].
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wait {
+pub(super) enum Wait {
     Poll,
     EdgeTriggeredEpoll,
 }
 
 /// One thread, non-blocking, both directions.
-fn stream_nonblocking(fd: Fd, ours: u64, theirs: u64, wait: Wait) {
+pub(super) fn stream_nonblocking(fd: Fd, ours: u64, theirs: u64, length: usize, wait: Wait) {
     calls::set_nonblocking(fd, true).expect("FIONBIO");
     let epfd = calls::epoll_create().expect("epoll_create1");
     if wait == Wait::EdgeTriggeredEpoll {
@@ -130,7 +130,7 @@ fn stream_nonblocking(fd: Fd, ours: u64, theirs: u64, wait: Wait) {
     let mut dice = Dice(ours);
     let (mut ours, mut theirs) = (Pattern::new(ours), Pattern::new(theirs));
     let (mut may_write, mut may_read) = (true, true);
-    let all = LENGTH as u64;
+    let all = length as u64;
     while ours.position() < all || theirs.position() < all {
         dice.pause();
         let wants_write = ours.position() < all;
@@ -184,19 +184,23 @@ fn stream_nonblocking(fd: Fd, ours: u64, theirs: u64, wait: Wait) {
 }
 
 fn polling_server(side: &Side) {
-    each_accepted(side, |run, fd| stream_nonblocking(fd, 2 * run, 2 * run + 1, Wait::Poll));
+    each_accepted(side, |run, fd| stream_nonblocking(fd, 2 * run, 2 * run + 1, LENGTH, Wait::Poll));
 }
 
 fn polling_client(side: &Side) {
-    each_connected(side, |run, fd| stream_nonblocking(fd, 2 * run + 1, 2 * run, Wait::Poll));
+    each_connected(side, |run, fd| stream_nonblocking(fd, 2 * run + 1, 2 * run, LENGTH, Wait::Poll));
 }
 
 fn epolling_server(side: &Side) {
-    each_accepted(side, |run, fd| stream_nonblocking(fd, 2 * run, 2 * run + 1, Wait::EdgeTriggeredEpoll));
+    each_accepted(side, |run, fd| {
+        stream_nonblocking(fd, 2 * run, 2 * run + 1, LENGTH, Wait::EdgeTriggeredEpoll)
+    });
 }
 
 fn epolling_client(side: &Side) {
-    each_connected(side, |run, fd| stream_nonblocking(fd, 2 * run + 1, 2 * run, Wait::EdgeTriggeredEpoll));
+    each_connected(side, |run, fd| {
+        stream_nonblocking(fd, 2 * run + 1, 2 * run, LENGTH, Wait::EdgeTriggeredEpoll)
+    });
 }
 
 fn send_at_random(run: u64, fd: Fd) {

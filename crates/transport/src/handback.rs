@@ -1,0 +1,319 @@
+//! The way back from shared memory to TCP, for a connection that is about to be used where no hook is: by another
+//! program (`SCM_RIGHTS`, exec), by stdio, by io_uring.
+//!
+//! No frame announces it, because nobody would be there to take the peer's answer out of the stream. Both ends agree in
+//! the segment instead. The side that wants to leave, under both locks of its end, so that neither its reads nor its writes
+//! move any position:
+//!
+//! 1. sets [`end::RETURN`] and `handing`, and rings once more;
+//! 2. goes on at once if the ring to it is empty ([`FINAL`]): whatever the peer publishes after that, it sees the request
+//!    in the same call. Else it waits for the peer to take over ([`TAKEN`]); if that does not come, it takes its request
+//!    back, and nothing has changed;
+//! 3. takes the peer's last bells. From here on TCP carries only the application's bytes.
+//!
+//! The peer sees the request in whichever call it makes next. It moves what it has not read to its side buffer, sends over
+//! TCP what the other side has not taken from the ring, and skips the bells that are still to come.
+
+use std::ops::ControlFlow;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::thread::futex;
+
+use crate::arena::{Role, State, flag};
+use crate::connection::Connection;
+use crate::control::{Control, end};
+use crate::reason::Reason;
+use crate::segment::Segment;
+use crate::tcp;
+use crate::uninterrupted::Uninterrupted;
+use crate::waiting::{self, add};
+
+/// Values of [`crate::control::Rung::handing`]: nobody asks; this side asks, and may take that back; the peer sends on TCP
+/// what is left in the ring; there is nothing left.
+const NOTHING: u32 = 0;
+const ASKED: u32 = 1;
+const TAKEN: u32 = 2;
+const FINAL: u32 = 3;
+
+/// How long a peer may take that holds bytes this side has not read. One that is in any call, or makes one, takes
+/// microseconds.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Connection {
+    /// Keeps the connection on TCP, or takes it back there, because of what the application is about to do: from now on
+    /// the kernel alone serves it. False if that can't be.
+    pub fn settle(&self, fd: i32, reason: Reason) -> bool {
+        self.pin(fd, reason) || self.hand_back(fd)
+    }
+
+    /// Whether the peer on this host has asked for the way back, and this side has not gone it; or a process of this side
+    /// has, and died.
+    #[inline]
+    pub(crate) fn is_asked_back(&self, segment: &Segment) -> bool {
+        segment.has_request() && self.has_to_follow(segment)
+    }
+
+    #[cold]
+    fn has_to_follow(&self, segment: &Segment) -> bool {
+        if self.block.has(flag::RETURNED) {
+            return false;
+        }
+        let incoming = segment.incoming();
+        (incoming.end() & end::RETURN != 0 && incoming.rung.0.handing.load(Ordering::SeqCst) != NOTHING)
+            || segment.outgoing().end() & end::RETURN != 0
+    }
+
+    #[cold]
+    fn hand_back(&self, fd: i32) -> bool {
+        let _uninterrupted = Uninterrupted::begin();
+        let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return false };
+        let Ok(_receiving) = self.lock_receiving(fd) else { return false };
+        self.mend_locked(fd, segment);
+        if self.block.state() != State::Active || self.is_closed() {
+            return false;
+        }
+        if !self.block.has(flag::RETURNED) {
+            let Ok(_sending) = self.lock_sending(fd) else { return false };
+            if !self.go_back_first(fd, segment) {
+                return false;
+            }
+        }
+        // What is in the side buffer only a hook can give to the application.
+        self.greet(fd, segment) && self.side_length() == 0 && !self.block.has(flag::BELLS_FIRST)
+    }
+
+    /// The side that wants to leave. The caller holds both locks.
+    fn go_back_first(&self, fd: i32, segment: &Segment) -> bool {
+        let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
+        let unread = || !incoming.is_empty();
+        let gone = || self.block.has(flag::PEER_GONE) || incoming.end() & end::CLOSED != 0;
+        // Writers of ours that sleep for space would hear nothing more.
+        if self.side_length() > 0 || outgoing.space_armed.0.has_sleepers() || !self.send_switched(segment) {
+            return false;
+        }
+        if gone() || tcp::peer_has_closed(fd) {
+            // Nobody is there to agree. A bell would only make the peer's host reset the connection.
+            return !unread() && self.leave(fd, segment);
+        }
+        // The last bell, counted before the peer can see the request: it must know how many to skip.
+        let bells = &outgoing.rung.0.count;
+        bells.fetch_add(1, Ordering::SeqCst);
+        outgoing.rung.0.handing.store(ASKED, Ordering::SeqCst);
+        outgoing.rare.0.end.fetch_or(end::RETURN, Ordering::SeqCst);
+        // With the fence after each publish and each counted bell: the peer sees this, or this side sees those.
+        fence(Ordering::SeqCst);
+        if !self.put_bell(fd) {
+            bells.fetch_sub(1, Ordering::SeqCst);
+        }
+        if (self.has_all(fd, segment) && change(outgoing, ASKED, FINAL)) || self.await_taken(segment, gone) {
+            return self.leave(fd, segment);
+        }
+        stay(outgoing);
+        // Both sides may want to leave.
+        self.go_back_second(fd, segment);
+        self.block.has(flag::RETURNED)
+    }
+
+    /// Whether nothing of the peer's is under way, not even a bell. The caller holds the receive lock.
+    fn has_all(&self, fd: i32, segment: &Segment) -> bool {
+        let (side, incoming) = (self.socket(fd, segment), segment.incoming());
+        waiting::is_settled(&side)
+            && incoming.is_empty()
+            && waiting::drain(&side)
+            && incoming.rung.0.count.load(Ordering::SeqCst) == self.block.drained.load(Ordering::Relaxed)
+    }
+
+    /// Waits for the peer to take over what this side has not read. False if it does not: then the request is withdrawn.
+    fn await_taken(&self, segment: &Segment, gone: impl Fn() -> bool) -> bool {
+        let outgoing = segment.outgoing();
+        let word = &outgoing.rung.0.handing;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let contended = match segment.incoming().rung.0.handing.load(Ordering::SeqCst) {
+                FINAL => true,
+                ASKED => self.block.role() == Role::Server,
+                _ => false,
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if contended || gone() || left == Duration::ZERO {
+                return !change(outgoing, ASKED, NOTHING);
+            }
+            if word.load(Ordering::SeqCst) != ASKED {
+                return true;
+            }
+            // Short: a peer that dies or asks, too, wakes nobody.
+            let limit = left.min(Duration::from_millis(1));
+            let timeout = futex::Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
+            let _ = futex::wait(word, futex::Flags::empty(), ASKED, Some(&timeout));
+        }
+    }
+
+    /// The peer writes nothing more into the ring. The caller holds both locks.
+    fn leave(&self, fd: i32, segment: &Segment) -> bool {
+        let incoming = segment.incoming();
+        // Bytes of the peer's that are still on TCP stand before its bells.
+        if incoming.rung.0.count.load(Ordering::SeqCst) != self.block.drained.load(Ordering::Relaxed) {
+            self.absorb_the_rest(fd, segment);
+            if !self.recv_settled() {
+                return false;
+            }
+        }
+        // A bell that has been counted is sent at once, unless its sender dies.
+        while incoming.rung.0.count.load(Ordering::SeqCst) != self.block.drained.load(Ordering::Relaxed) {
+            let count = incoming.rung.0.count.load(Ordering::SeqCst);
+            let unread = count.wrapping_sub(self.block.drained.load(Ordering::Relaxed));
+            if self.take_bells(fd, unread) == 0 {
+                if self.block.has(flag::PEER_GONE) || tcp::peer_has_closed(fd) {
+                    break;
+                }
+                rustix::thread::sched_yield();
+            }
+        }
+        self.count_bells(fd, segment);
+        self.be_back(fd, segment);
+        self.shut_for_good(fd);
+        true
+    }
+
+    /// The peer has asked. The caller holds both locks.
+    fn go_back_second(&self, fd: i32, segment: &Segment) {
+        let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
+        let word = &incoming.rung.0.handing;
+        if !change(incoming, ASKED, TAKEN) && word.load(Ordering::SeqCst) == NOTHING {
+            return;
+        }
+        self.block.raise(flag::MOVING);
+        let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
+        if !self.keep_what_came(fd, segment) {
+            return self.lose(fd);
+        }
+        let Some(left) = segment.untaken() else { return self.lose(fd) };
+        self.block.raise(flag::BELLS_FIRST);
+        self.count_bells(fd, segment);
+        self.be_back(fd, segment);
+        self.send_all(fd, segment, &left);
+        add(&self.block.tcp_sent, left.len() as u64);
+        outgoing.tail.0.store(outgoing.head(), Ordering::Release);
+        self.block.lower(flag::MOVING);
+        self.shut_for_good(fd);
+    }
+
+    /// See [`Self::go_back_second`]; the caller holds the receive lock.
+    #[cold]
+    pub(crate) fn follow_back(&self, fd: i32, segment: &Segment) {
+        let _uninterrupted = Uninterrupted::begin();
+        if self.is_closed() {
+            return;
+        }
+        if segment.outgoing().end() & end::RETURN != 0 {
+            self.go_on_with_request(fd, segment);
+        }
+        if let Ok(_guard) = self.lock_sending(fd)
+            && self.is_asked_back(segment)
+        {
+            self.go_back_second(fd, segment);
+        }
+    }
+
+    /// A process died that had asked: this end goes on where it was. The caller holds the receive lock.
+    #[cold]
+    fn go_on_with_request(&self, fd: i32, segment: &Segment) {
+        let Ok(_guard) = self.lock_sending(fd) else { return };
+        let outgoing = segment.outgoing();
+        if change(outgoing, ASKED, NOTHING) || outgoing.rung.0.handing.load(Ordering::SeqCst) == NOTHING {
+            stay(outgoing);
+            // A bell that the dead process owed.
+            self.ring(fd, segment);
+        } else {
+            self.leave(fd, segment);
+        }
+    }
+
+    /// Makes the count of this side's bells exact: who was killed in between has counted one that was never sent. The
+    /// caller holds both locks, so that nobody rings.
+    fn count_bells(&self, fd: i32, segment: &Segment) {
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        if self.block.send_switched.load(Ordering::Relaxed) != 0
+            && let Ok(counts) = tcp::counts(socket)
+        {
+            let bells = counts.sent.wrapping_sub(self.block.tcp_sent.load(Ordering::Relaxed));
+            segment.outgoing().rung.0.count.store(bells, Ordering::SeqCst);
+        }
+    }
+
+    /// Both directions of this side are on TCP from now on.
+    fn be_back(&self, fd: i32, segment: &Segment) {
+        segment.take_down();
+        self.block.raise(flag::RETURNED);
+        self.block.recv_switched.store(0, Ordering::SeqCst);
+        self.block.send_switched.store(0, Ordering::SeqCst);
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        let _ = sockopt::set_tcp_nodelay(socket, self.block.nodelay.load(Ordering::Relaxed) != 0);
+        let _ = sockopt::set_tcp_cork(socket, self.block.cork.load(Ordering::Relaxed) != 0);
+    }
+
+    /// Hands an end of the stream that only the ring knows to the kernel.
+    fn shut_for_good(&self, fd: i32) {
+        if self.block.has(flag::SHUT_WR) {
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+        }
+    }
+
+    /// Takes the bells that the peer had sent before it went back. True if what comes now is the application's. The caller
+    /// holds the receive lock.
+    #[cold]
+    pub(crate) fn skip_last_bells(&self, fd: i32, segment: &Segment) -> bool {
+        if self.is_closed() {
+            return true;
+        }
+        let mut bytes = [0u8; 64];
+        loop {
+            // SAFETY: the buffer is writable for its length.
+            let seen = unsafe {
+                tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_PEEK)
+            };
+            // After that: a bell that could not be sent was uncounted before anything else was sent.
+            let count = segment.incoming().rung.0.count.load(Ordering::SeqCst);
+            let left = count.wrapping_sub(self.block.drained.load(Ordering::Relaxed));
+            let take = match seen {
+                _ if left == 0 => ControlFlow::Break(true),
+                Ok(seen) if seen > 0 => ControlFlow::Continue((seen as u64).min(left) as usize),
+                Err(Errno::AGAIN | Errno::INTR) => ControlFlow::Break(false),
+                // The read itself will tell.
+                Ok(_) | Err(_) => ControlFlow::Break(true),
+            };
+            match take {
+                ControlFlow::Continue(bells) => {
+                    // SAFETY: as above; they are there, and nobody else reads.
+                    if let Ok(bells) = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) }
+                    {
+                        add(&self.block.drained, bells as u64);
+                    }
+                }
+                ControlFlow::Break(through) => {
+                    if through {
+                        self.block.lower(flag::BELLS_FIRST);
+                    }
+                    return through;
+                }
+            }
+        }
+    }
+}
+
+/// The request has been withdrawn.
+fn stay(outgoing: &Control) {
+    outgoing.rare.0.end.fetch_and(!end::RETURN, Ordering::SeqCst);
+}
+
+fn change(control: &Control, from: u32, to: u32) -> bool {
+    control.rung.0.handing.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}
