@@ -15,8 +15,9 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::arena::flag;
@@ -30,6 +31,8 @@ use crate::verbs::link::Link;
 
 /// The frame by which a side goes back to TCP.
 const DOWN: u8 = 2;
+/// How long bytes may be under way that the peer has sent over TCP before it said so in memory or by RDMA.
+const LONGEST_WAY: Duration = Duration::from_secs(10);
 /// Bytes of that frame.
 const LENGTH: usize = 10;
 
@@ -199,7 +202,9 @@ impl Connection {
     /// Moves what is in the ring to the side buffer, behind what still comes over TCP before it. False if it can't be.
     pub(crate) fn keep_what_came(&self, fd: i32, segment: &Segment) -> bool {
         let incoming = segment.incoming();
-        self.absorb_the_rest(fd, segment);
+        if !self.absorb_the_rest(fd, segment) {
+            return false;
+        }
         let inlet = segment.inlet();
         loop {
             let used = usize::try_from(incoming.used()).unwrap_or(usize::MAX);
@@ -222,18 +227,22 @@ impl Connection {
         }
     }
 
-    /// Takes what the peer sent before its bytes left TCP: it is under way.
-    pub(crate) fn absorb_the_rest(&self, fd: i32, segment: &Segment) {
+    /// Takes what the peer sent before its bytes left TCP: it is under way. False if it does not come, so that the peer
+    /// has lied or is out of reach.
+    pub(crate) fn absorb_the_rest(&self, fd: i32, segment: &Segment) -> bool {
         let incoming = segment.incoming();
+        let deadline = Instant::now() + LONGEST_WAY;
         while incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED && !self.recv_settled() {
             self.absorb(fd, segment, false);
             if self.recv_settled() {
                 break;
             }
-            if tcp::peer_has_closed(fd) || !wait_for(fd, PollFlags::IN) {
-                break;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || tcp::peer_has_closed(fd) || !wait_for(fd, PollFlags::IN, Some(left)) {
+                return false;
             }
         }
+        true
     }
 
     /// Sends `bytes` on TCP, and takes out of the way meanwhile what the peer sends: it may do the same.
@@ -248,7 +257,7 @@ impl Connection {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     self.absorb(fd, segment, false);
-                    wait_for(fd, PollFlags::IN | PollFlags::OUT);
+                    wait_for(fd, PollFlags::IN | PollFlags::OUT, None);
                 }
                 Err(_) => return self.note_reset(),
             }
@@ -355,10 +364,14 @@ fn bells_before_frames(link: &Link, seen: &[u8]) -> usize {
     bells
 }
 
-/// Waits for some of `events`. False if that fails.
-fn wait_for(fd: i32, events: PollFlags) -> bool {
+/// Waits for some of `events`, no longer than `limit`. False if that fails.
+fn wait_for(fd: i32, events: PollFlags, limit: Option<Duration>) -> bool {
     // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let mut list = [PollFd::from_borrowed_fd(socket, events)];
-    !matches!(rustix::event::poll(&mut list, None), Err(errno) if errno != Errno::INTR)
+    let limit = limit.map(|limit| Timespec {
+        tv_sec: limit.as_secs().cast_signed(),
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    });
+    !matches!(rustix::event::poll(&mut list, limit.as_ref()), Err(errno) if errno != Errno::INTR)
 }

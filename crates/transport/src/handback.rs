@@ -7,8 +7,8 @@
 //!
 //! 1. sets [`end::RETURN`] and `handing`, and rings once more;
 //! 2. goes on at once if the ring to it is empty ([`FINAL`]): whatever the peer publishes after that, it sees the request
-//!    in the same call. Else it waits for the peer to take over ([`TAKEN`]); if that does not come, it takes its request
-//!    back, and nothing has changed;
+//!    before it publishes more. Else it waits for the peer to take over ([`TAKEN`]), who declines if that could block
+//!    it. If nothing comes, it takes its request back, and nothing has changed;
 //! 3. takes the peer's last bells. From here on TCP carries only the application's bytes.
 //!
 //! The peer sees the request in whichever call it makes next. It moves what it has not read to its side buffer, sends over
@@ -142,8 +142,10 @@ impl Connection {
             if contended || gone() || left == Duration::ZERO {
                 return !change(outgoing, ASKED, NOTHING);
             }
-            if word.load(Ordering::SeqCst) != ASKED {
-                return true;
+            match word.load(Ordering::SeqCst) {
+                ASKED => {}
+                // Or the peer has declined.
+                answer => return answer == TAKEN,
             }
             // Short: a peer that dies or asks, too, wakes nobody.
             let limit = left.min(Duration::from_millis(1));
@@ -155,46 +157,52 @@ impl Connection {
     /// The peer writes nothing more into the ring. The caller holds both locks.
     fn leave(&self, fd: i32, segment: &Segment) -> bool {
         let incoming = segment.incoming();
-        // Bytes of the peer's that are still on TCP stand before its bells.
-        if incoming.rung.0.count.load(Ordering::SeqCst) != self.block.drained.load(Ordering::Relaxed) {
-            self.absorb_the_rest(fd, segment);
-            if !self.recv_settled() {
-                return false;
-            }
-        }
-        // A bell that has been counted is sent at once, unless its sender dies.
-        while incoming.rung.0.count.load(Ordering::SeqCst) != self.block.drained.load(Ordering::Relaxed) {
+        let unread_bells = || {
             let count = incoming.rung.0.count.load(Ordering::SeqCst);
-            let unread = count.wrapping_sub(self.block.drained.load(Ordering::Relaxed));
-            if self.take_bells(fd, unread) == 0 {
-                if self.block.has(flag::PEER_GONE) || tcp::peer_has_closed(fd) {
-                    break;
-                }
-                rustix::thread::sched_yield();
+            count.wrapping_sub(self.block.drained.load(Ordering::Relaxed))
+        };
+        // Bytes of the peer's that are still on TCP stand before its bells.
+        let mut in_order = unread_bells() == 0 || self.absorb_the_rest(fd, segment);
+        let deadline = Instant::now() + PATIENCE;
+        while in_order && unread_bells() > 0 && self.take_bells(fd, unread_bells()) == 0 {
+            if self.block.has(flag::PEER_GONE) || tcp::peer_has_closed(fd) {
+                break;
             }
+            // A bell that has been counted is sent at once, unless its sender dies, or lies.
+            in_order = Instant::now() < deadline;
+            rustix::thread::sched_yield();
         }
         self.count_bells(fd, segment);
         self.be_back(fd, segment);
-        self.shut_for_good(fd);
-        true
+        if in_order {
+            self.shut_for_good(fd);
+        } else {
+            self.lose(fd);
+        }
+        in_order
     }
 
     /// The peer has asked. The caller holds both locks.
     fn go_back_second(&self, fd: i32, segment: &Segment) {
         let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
         let word = &incoming.rung.0.handing;
-        if !change(incoming, ASKED, TAKEN) && word.load(Ordering::SeqCst) == NOTHING {
+        let left = segment.untaken();
+        let bytes = left.as_ref().map_or(0, Vec::len);
+        let answer = if fits(fd, bytes) { TAKEN } else { NOTHING };
+        let asked = change(incoming, ASKED, answer);
+        let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
+        if (asked && answer == NOTHING) || word.load(Ordering::SeqCst) == NOTHING {
             return;
         }
         self.block.raise(flag::MOVING);
-        let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
-        if !self.keep_what_came(fd, segment) {
-            return self.lose(fd);
-        }
-        let Some(left) = segment.untaken() else { return self.lose(fd) };
+        let kept = self.keep_what_came(fd, segment);
         self.block.raise(flag::BELLS_FIRST);
         self.count_bells(fd, segment);
         self.be_back(fd, segment);
+        let (true, Some(left)) = (kept, left) else {
+            self.block.lower(flag::MOVING);
+            return self.lose(fd);
+        };
         self.send_all(fd, segment, &left);
         add(&self.block.tcp_sent, left.len() as u64);
         outgoing.tail.0.store(outgoing.head(), Ordering::Release);
@@ -307,6 +315,18 @@ impl Connection {
             }
         }
     }
+}
+
+/// Whether the kernel takes `bytes` for sending at once, whatever the peer reads: a program that does not block must not.
+fn fits(fd: i32, bytes: usize) -> bool {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut queued = 0i32;
+    // SAFETY: the kernel writes one int.
+    let asked = unsafe { syscalls::syscall!(syscalls::Sysno::ioctl, fd, libc::TIOCOUTQ, &raw mut queued) };
+    let buffer = sockopt::socket_send_buffer_size(socket).unwrap_or(0);
+    // The buffer's size counts the kernel's own structures, which can be as large as what they hold.
+    asked.is_ok() && bytes + usize::try_from(queued).unwrap_or(0) <= buffer / 4
 }
 
 /// The request has been withdrawn.

@@ -308,6 +308,10 @@ impl Connection {
             }
             source.advance(pushed.bytes);
             total += pushed.bytes;
+            if self.is_asked_back(segment) {
+                // The rest goes over TCP.
+                break;
+            }
         }
         if total == 0 && source.left() > 0 {
             block.raise(flag::NO_SPACE);

@@ -314,6 +314,9 @@ impl Connection {
                     if count > 0 && self.segment().is_some_and(|segment| self.is_asked_back(segment)) {
                         // What was published just now may be what the peer no longer takes.
                         self.mend(fd);
+                        if source.left() > 0 {
+                            continue;
+                        }
                     }
                 }
                 Err(Errno::AGAIN) => {}

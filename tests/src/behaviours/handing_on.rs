@@ -38,6 +38,13 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("to_another_process_with_unread_bytes", passed_unread, sends_before_it_is_passed)
         .alone(&["passed-to-process"])
         .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected(
+        "to_another_process_with_much_unread",
+        passed_much_unread,
+        sends_much_before_it_is_passed,
+    )
+    .alone(&["passed-to-process"])
+    .limitation("**Bytes that the peer has sent and this side has not read**"),
     Behaviour::connected("to_another_process_after_the_end", passed_after_the_end, ends_before_it_is_passed)
         .alone(&["passed-to-process"])
         .tally(Tally::Unknown, Tally::Returned(1)),
@@ -199,6 +206,21 @@ fn sends_before_it_is_passed(side: &Side, fd: Fd) {
     send_all(fd, &[b'u'; 5000]);
     side.sync("sent");
     assert_eq!(receive_exactly(fd, 5000), [b'u'; 5000]);
+    asks_after(side, fd);
+}
+
+const MUCH: usize = 1_500_000;
+
+fn passed_much_unread(side: &Side, fd: Fd) {
+    side.sync("sent");
+    passed_after(side, fd);
+}
+
+fn sends_much_before_it_is_passed(side: &Side, fd: Fd) {
+    calls::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 2 << 20).expect("SO_SNDBUF");
+    send_all(fd, &[b'u'; MUCH]);
+    side.sync("sent");
+    assert_eq!(receive_exactly(fd, MUCH), [b'u'; MUCH]);
     asks_after(side, fd);
 }
 
