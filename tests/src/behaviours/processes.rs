@@ -157,10 +157,14 @@ fn grandchild_serves(side: &Side) {
     let listener = side.listen();
     let fd = side.accept(listener);
     let (reading, writing) = calls::pipe().expect("pipe");
+    let (others, held_by_others) = quietly(calls::pipe).expect("pipe");
     fork(Leave::Exit, || {
         quietly(|| calls::close(reading)).expect("close");
         // The grandchild is on its own: nobody waits for it but at the pipe.
         let _ = fork(Leave::Exit, || {
+            // Until nobody else has the connection.
+            quietly(|| calls::close(held_by_others)).expect("close");
+            assert_eq!(quietly(|| calls::read(others, 1)), Ok(vec![]));
             say!("echoed {}", echo(fd));
             side.sync("done");
         });
@@ -168,6 +172,7 @@ fn grandchild_serves(side: &Side) {
     .wait_for_success();
     quietly(|| {
         calls::close(fd).expect("close");
+        calls::close(held_by_others).expect("close");
         calls::close(writing).expect("close");
         assert_eq!(calls::read(reading, 1), Ok(vec![]));
     });
