@@ -37,6 +37,7 @@ const SOON: Duration = Duration::from_secs(3);
 const ONE_HOST: &[&str] = &[
     "scarce::",
     "hostile::",
+    "lying::",
     "connecting::by_shared_memory_only",
     "connecting::wrong_settings",
     "connecting::backend_of_another_user",

@@ -92,10 +92,16 @@ pub mod flag {
     pub const RESET_TOLD: u32 = 16;
     /// The segment's `ready` word was seen set: bytes may leave through the ring.
     pub const READY: u32 = 32;
+    /// A write did not fit: an edge-triggered waiter is owed an edge once it would.
+    pub const NO_SPACE: u32 = 64;
     /// A write after the peer's end was accepted, as the kernel accepts one before the peer's reset comes back.
     pub const VOID: u32 = 256;
+    /// It was established: a connect that failed is no connection.
+    pub const CONNECTED: u32 = 512;
     /// It left TCP for a queue pair.
     pub const VERBS: u32 = 1024;
+    /// It went back to TCP.
+    pub const RETURNED: u32 = 2048;
     /// A server's stream whose first bytes are known not to be a HELLO, or no longer one.
     pub const HEARD: u32 = 4096;
     /// The peer's stream has ended, and every byte that it sent over TCP has arrived, read or not.
@@ -104,12 +110,8 @@ pub mod flag {
     pub const BELLS_FIRST: u32 = 16384;
     /// A process is sending over TCP what was in the ring.
     pub const MOVING: u32 = 32768;
-    /// It went back to TCP.
-    pub const RETURNED: u32 = 2048;
-    /// It was established: a connect that failed is no connection.
-    pub const CONNECTED: u32 = 512;
-    /// A write did not fit: an edge-triggered waiter is owed an edge once it would.
-    pub const NO_SPACE: u32 = 64;
+    /// A process died that held one of the locks; the kernel has the last word on what was sent.
+    pub const INHERITED: u32 = 65536;
 }
 
 /// One connection, as the forks of a process share it. Sizes and counts in bytes unless said otherwise.

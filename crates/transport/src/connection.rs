@@ -38,6 +38,8 @@ pub struct Connection {
     edges: AtomicU32,
     /// Reads in a row that found nothing, and did not ask the kernel.
     pub(crate) blind_reads: AtomicU32,
+    /// Requests of the peer's to go back to TCP that came to nothing, as this process saw.
+    pub(crate) refusals: AtomicU32,
     /// How long to spin.
     pub patience: Patience,
     next_attempt: AtomicU32,
@@ -100,6 +102,7 @@ impl Connection {
             closed: AtomicBool::new(false),
             edges: AtomicU32::new(0),
             blind_reads: AtomicU32::new(0),
+            refusals: AtomicU32::new(0),
             patience: Patience::new(),
             next_attempt: AtomicU32::new(settings.upgrade_after),
             covered: AtomicU8::new(if settings.verbs.peers.is_empty() { NO } else { UNKNOWN }),

@@ -196,9 +196,14 @@ impl Control {
         self.used() == 0
     }
 
-    /// Whether a reader has something to be told: bytes, how the stream ended, or that it goes on over TCP.
+    /// Whether a reader finds bytes, or how the stream ended.
+    pub fn has_more(&self) -> bool {
+        !self.is_empty() || self.end() & (end::FIN | end::RESET) != 0
+    }
+
+    /// As [`Self::has_more`], or that the stream goes on over TCP.
     pub fn has_news(&self) -> bool {
-        !self.is_empty() || self.end() & (end::FIN | end::RESET | end::RETURN) != 0
+        self.has_more() || self.end() & end::RETURN != 0
     }
 
     /// Bytes ever taken out.

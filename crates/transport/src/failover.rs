@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use crate::arena::flag;
 use crate::connection::Connection;
 use crate::control::NOT_SWITCHED;
+use crate::handback::PATIENCE;
 use crate::segment::{Greeting, SIDE_BYTES, Segment};
 use crate::stream::{BELL, FAILED};
 use crate::tcp;
@@ -31,7 +32,7 @@ use crate::verbs::link::Link;
 
 /// The frame by which a side goes back to TCP.
 const DOWN: u8 = 2;
-/// How long bytes may be under way that the peer has sent over TCP before it said so in memory or by RDMA.
+/// How long bytes may be under way between hosts that the peer has sent over TCP before it said so by RDMA.
 const LONGEST_WAY: Duration = Duration::from_secs(10);
 /// Bytes of that frame.
 const LENGTH: usize = 10;
@@ -231,7 +232,8 @@ impl Connection {
     /// has lied or is out of reach.
     pub(crate) fn absorb_the_rest(&self, fd: i32, segment: &Segment) -> bool {
         let incoming = segment.incoming();
-        let deadline = Instant::now() + LONGEST_WAY;
+        let longest = if segment.link().is_some() { LONGEST_WAY } else { PATIENCE };
+        let deadline = Instant::now() + longest;
         while incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED && !self.recv_settled() {
             self.absorb(fd, segment, false);
             if self.recv_settled() {

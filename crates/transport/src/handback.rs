@@ -28,6 +28,7 @@ use crate::connection::Connection;
 use crate::control::{Control, end};
 use crate::reason::Reason;
 use crate::segment::Segment;
+use crate::stream::PIECE;
 use crate::tcp;
 use crate::uninterrupted::Uninterrupted;
 use crate::waiting::{self, add};
@@ -41,7 +42,14 @@ const FINAL: u32 = 3;
 
 /// How long a peer may take that holds bytes this side has not read. One that is in any call, or makes one, takes
 /// microseconds.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Requests that come to nothing before the peer is taken for one that lies.
+const MOST_REFUSALS: u32 = 10_000;
+
+/// The size of the kernel's buffer counts its own structures, which can be as large as what they hold; and a peer may
+/// have a part of it in use.
+const BUFFER_PER_BYTE: u64 = 4;
 
 impl Connection {
     /// Keeps the connection on TCP, or takes it back there, because of what the application is about to do: from now on
@@ -161,17 +169,25 @@ impl Connection {
             let count = incoming.rung.0.count.load(Ordering::SeqCst);
             count.wrapping_sub(self.block.drained.load(Ordering::Relaxed))
         };
-        // Bytes of the peer's that are still on TCP stand before its bells.
-        let mut in_order = unread_bells() == 0 || self.absorb_the_rest(fd, segment);
         let deadline = Instant::now() + PATIENCE;
-        while in_order && unread_bells() > 0 && self.take_bells(fd, unread_bells()) == 0 {
-            if self.block.has(flag::PEER_GONE) || tcp::peer_has_closed(fd) {
-                break;
+        let has_taken_all = || loop {
+            let left = unread_bells();
+            if left == 0 {
+                return true;
+            }
+            if self.take_bells(fd, left) == 0 {
+                if self.block.has(flag::PEER_GONE) || tcp::peer_has_closed(fd) {
+                    return true;
+                }
+                rustix::thread::sched_yield();
             }
             // A bell that has been counted is sent at once, unless its sender dies, or lies.
-            in_order = Instant::now() < deadline;
-            rustix::thread::sched_yield();
-        }
+            if Instant::now() >= deadline {
+                return false;
+            }
+        };
+        // Bytes of the peer's that are still on TCP stand before its bells.
+        let in_order = unread_bells() == 0 || (self.absorb_the_rest(fd, segment) && has_taken_all());
         self.count_bells(fd, segment);
         self.be_back(fd, segment);
         if in_order {
@@ -186,14 +202,25 @@ impl Connection {
     fn go_back_second(&self, fd: i32, segment: &Segment) {
         let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
         let word = &incoming.rung.0.handing;
-        let left = segment.untaken();
-        let bytes = left.as_ref().map_or(0, Vec::len);
-        let answer = if fits(fd, bytes) { TAKEN } else { NOTHING };
+        // The peer takes nothing more, once it has asked.
+        let mut most = outgoing.used();
+        let answer = if fits(fd, most) { TAKEN } else { NOTHING };
         let asked = change(incoming, ASKED, answer);
         let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
         if (asked && answer == NOTHING) || word.load(Ordering::SeqCst) == NOTHING {
-            return;
+            return self.note_refusal(fd);
         }
+        if !asked {
+            make_fit(fd, most.min(PIECE as u64));
+            most = match word.load(Ordering::SeqCst) {
+                // It had taken everything, but for what was published before this side could see that it had asked.
+                FINAL => PIECE as u64,
+                // A process of this side answered so, and died.
+                _ if fits(fd, most) => most,
+                _ => 0,
+            };
+        }
+        let left = segment.untaken(most);
         self.block.raise(flag::MOVING);
         let kept = self.keep_what_came(fd, segment);
         self.block.raise(flag::BELLS_FIRST);
@@ -208,6 +235,13 @@ impl Connection {
         outgoing.tail.0.store(outgoing.head(), Ordering::Release);
         self.block.lower(flag::MOVING);
         self.shut_for_good(fd);
+    }
+
+    /// A request came to nothing. A peer that asks without end would keep this side from doing anything else.
+    fn note_refusal(&self, fd: i32) {
+        if self.refusals.fetch_add(1, Ordering::Relaxed) >= MOST_REFUSALS {
+            self.lose(fd);
+        }
     }
 
     /// See [`Self::go_back_second`]; the caller holds the receive lock.
@@ -236,6 +270,7 @@ impl Connection {
             stay(outgoing);
             // A bell that the dead process owed.
             self.ring(fd, segment);
+            self.note_refusal(fd);
         } else {
             self.leave(fd, segment);
         }
@@ -246,7 +281,8 @@ impl Connection {
     fn count_bells(&self, fd: i32, segment: &Segment) {
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-        if self.block.send_switched.load(Ordering::Relaxed) != 0
+        if self.block.has(flag::INHERITED)
+            && self.block.send_switched.load(Ordering::Relaxed) != 0
             && let Ok(counts) = tcp::counts(socket)
         {
             let bells = counts.sent.wrapping_sub(self.block.tcp_sent.load(Ordering::Relaxed));
@@ -318,15 +354,30 @@ impl Connection {
 }
 
 /// Whether the kernel takes `bytes` for sending at once, whatever the peer reads: a program that does not block must not.
-fn fits(fd: i32, bytes: usize) -> bool {
+fn fits(fd: i32, bytes: u64) -> bool {
     // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let buffer = sockopt::socket_send_buffer_size(socket).unwrap_or(0) as u64;
+    queued(fd).is_some_and(|queued| bytes.saturating_add(queued) <= buffer / BUFFER_PER_BYTE)
+}
+
+/// Enlarges the kernel's buffer, if need be, so that `bytes` fit.
+fn make_fit(fd: i32, bytes: u64) {
+    if bytes == 0 || fits(fd, bytes) {
+        return;
+    }
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let wanted = (queued(fd).unwrap_or(0) + bytes) * BUFFER_PER_BYTE;
+    let _ = sockopt::set_socket_send_buffer_size(socket, usize::try_from(wanted).unwrap_or(usize::MAX));
+}
+
+/// Bytes that the kernel has for sending.
+fn queued(fd: i32) -> Option<u64> {
     let mut queued = 0i32;
     // SAFETY: the kernel writes one int.
     let asked = unsafe { syscalls::syscall!(syscalls::Sysno::ioctl, fd, libc::TIOCOUTQ, &raw mut queued) };
-    let buffer = sockopt::socket_send_buffer_size(socket).unwrap_or(0);
-    // The buffer's size counts the kernel's own structures, which can be as large as what they hold.
-    asked.is_ok() && bytes + usize::try_from(queued).unwrap_or(0) <= buffer / 4
+    asked.ok().and(u64::try_from(queued).ok())
 }
 
 /// The request has been withdrawn.

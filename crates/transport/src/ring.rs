@@ -269,7 +269,9 @@ impl<'a, M: Memory> Consumer<'a, M> {
     fn locate(&self, position: u64) -> Result<(u64, u64), Lie> {
         let (window, next) = Window::holding(self.control, position)?;
         let (offset, to_end) = window.locate(position);
-        Ok((offset, to_end.min(next - position)))
+        // Nothing follows the last position of all.
+        let run = next.checked_sub(position).filter(|&run| run > 0).ok_or(Lie)?;
+        Ok((offset, to_end.min(run)))
     }
 
     /// Bytes that can be taken now.

@@ -371,12 +371,13 @@ impl Segment {
         (self.direction(0).0.end() | self.direction(1).0.end()) & end::RETURN != 0
     }
 
-    /// What the peer has not taken from the outgoing ring. `None` if it has written impossible positions. The caller holds
-    /// the send lock, and the peer moves nothing meanwhile.
-    pub(crate) fn untaken(&self) -> Option<Vec<u8>> {
+    /// What the peer has not taken from the outgoing ring. `None` if it has written impossible positions, or that is more
+    /// than `most` bytes. The caller holds the send lock, and the peer moves nothing meanwhile.
+    pub(crate) fn untaken(&self, most: u64) -> Option<Vec<u8>> {
         let (control, memory) = self.direction(self.role as usize);
         let ring = Consumer::new(control, &memory);
-        let mut bytes = vec![0; usize::try_from(ring.available().ok()?).ok()?];
+        let available = ring.available().ok().filter(|&available| available <= most)?;
+        let mut bytes = vec![0; usize::try_from(available).ok()?];
         // SAFETY: the vector is writable for its length.
         let count = unsafe { ring.peek(0, bytes.as_mut_ptr(), bytes.len()) }.ok()?;
         bytes.truncate(count);

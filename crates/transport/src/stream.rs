@@ -35,7 +35,7 @@ pub const BELL: u8 = 1;
 pub(crate) const FAILED: Errno = Errno::NOLINK;
 
 /// Largest piece that is published at once, so that the reader of a long write starts early.
-const PIECE: usize = 32 << 10;
+pub(crate) const PIECE: usize = 32 << 10;
 
 /// Pushes without any progress of the consumer after which the sender asks the kernel whether the peer lives.
 const BLIND_PUSHES: u64 = 16;

@@ -49,6 +49,7 @@ impl Connection {
             self.inherit_return(segment);
             return;
         }
+        self.block.raise(flag::INHERITED);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let Ok(read) = tcp::bytes_read(unsafe { BorrowedFd::borrow_raw(fd) }) else { return };
         let block = self.block;
@@ -87,6 +88,7 @@ impl Connection {
         if self.is_closed() {
             return;
         }
+        self.block.raise(flag::INHERITED);
         if self.block.has(flag::MOVING) {
             // Nobody knows how much of it the peer has.
             self.block.raise(flag::RETURNED);

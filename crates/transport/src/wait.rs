@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::Timespec;
 use rustix::event::epoll;
 use rustix::io::Errno;
+use rustix::net::sockopt::Timeout;
 
 use crate::arena::flag;
 use crate::buffers::Buffers;
@@ -263,6 +264,7 @@ impl Connection {
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && !at_once;
         let mut total = 0;
+        let mut vain = VainWaits::default();
         loop {
             match self.try_recv(fd, target, flags) {
                 Ok(0) => return Ok(total),
@@ -277,7 +279,8 @@ impl Connection {
                     return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
                 }
                 Err(Errno::AGAIN) => match self.wait_readable(fd, at_once) {
-                    Ok(()) => {}
+                    Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => {}
+                    Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                     Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
                 },
                 Err(errno) => return if total > 0 { Ok(total) } else { Err(self.told(errno)) },
@@ -307,6 +310,7 @@ impl Connection {
     pub fn send(&self, fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
         let mut total = 0;
         let mut deadline = None;
+        let mut vain = VainWaits::default();
         loop {
             match self.try_send(fd, source, flags) {
                 Ok(count) => {
@@ -336,10 +340,21 @@ impl Connection {
                 self.wait_writable(fd, &mut deadline)
             };
             match waited {
-                Ok(()) => {}
+                Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Send, false)) => {}
+                Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                 Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
             }
         }
+    }
+
+    /// How long a call may wait. `None`: as long as it takes.
+    fn limit(&self, fd: i32, timeout: Timeout, at_once: bool) -> Option<Duration> {
+        if at_once || self.is_nonblocking(fd) {
+            return Some(Duration::ZERO);
+        }
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        rustix::net::sockopt::socket_timeout(borrowed, timeout).ok().flatten()
     }
 
     /// Whether the socket is non-blocking. A process that shares it may have changed that, so the kernel has the
@@ -368,10 +383,16 @@ impl Connection {
             return true;
         }
         let incoming = segment.incoming();
-        if self.block.has(flag::RETURNED) || !incoming.has_news() {
+        if self.block.has(flag::RETURNED) {
             return false;
         }
-        if self.block.recv_switched.load(Ordering::Acquire) != 0 || self.is_asked_back(segment) {
+        if self.is_asked_back(segment) {
+            return true;
+        }
+        if !incoming.has_more() {
+            return false;
+        }
+        if self.block.recv_switched.load(Ordering::Acquire) != 0 {
             return true;
         }
         let at = incoming.rare.0.switched_at.load(Ordering::Acquire);
@@ -427,8 +448,7 @@ impl Connection {
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         if deadline.is_none()
-            && let Ok(Some(limit)) =
-                rustix::net::sockopt::socket_timeout(borrowed, rustix::net::sockopt::Timeout::Send)
+            && let Ok(Some(limit)) = rustix::net::sockopt::socket_timeout(borrowed, Timeout::Send)
         {
             // A limit beyond the clock's range is none.
             *deadline = Instant::now().checked_add(limit);
@@ -440,7 +460,9 @@ impl Connection {
             self.ring_has_space(segment)
                 || self.block.has(flag::PEER_GONE)
                 || segment.link().is_some_and(|link| link.has_failed() || link.is_frozen())
-                || segment.incoming().end() & (end::CLOSED | end::RETURN) != 0
+                || segment.incoming().end() & end::CLOSED != 0
+                || self.block.has(flag::RETURNED)
+                || self.is_asked_back(segment)
         };
         loop {
             let tail = segment.outgoing().tail();
@@ -452,6 +474,7 @@ impl Connection {
             if segment.outgoing().tail() == tail {
                 break;
             }
+            remaining(*deadline)?;
         }
         if self.grow_for_sleeper(fd, segment) {
             return Ok(());
@@ -519,6 +542,29 @@ impl Connection {
         }
         self.peer_is_gone(fd);
         Ok(())
+    }
+}
+
+/// Waits of one call that ended with nothing gained: others were faster, or the peer pretends. Each may last as long as
+/// the socket allows, and spinning knows no limit of time; so beyond a number of them it counts from there.
+#[derive(Default)]
+struct VainWaits {
+    times: u32,
+    since: Option<Instant>,
+}
+
+impl VainWaits {
+    const MANY: u32 = 64;
+
+    /// One more. Whether the call has to end, by its time `limit`.
+    fn are_enough(&mut self, limit: impl FnOnce() -> Option<Duration>) -> bool {
+        self.times += 1;
+        if self.times < Self::MANY {
+            return false;
+        }
+        self.times = 0;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        limit().is_some_and(|limit| since.elapsed() >= limit)
     }
 }
 

@@ -18,6 +18,7 @@ mod handing_on;
 pub mod helpers;
 mod hostile;
 mod killed;
+mod lying;
 mod options;
 mod peers;
 mod polling;
@@ -208,6 +209,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("scarce", scarce::ALL),
     ("hostile", hostile::ALL),
     ("processes", processes::ALL),
+    ("lying", lying::ALL),
     ("killed", killed::ALL),
     ("handing_on", handing_on::ALL),
     ("returning", returning::ALL),
