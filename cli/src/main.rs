@@ -5,6 +5,7 @@
 mod bench;
 mod elf;
 mod library;
+mod pin;
 mod program;
 mod run;
 mod status;
@@ -27,6 +28,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Status(status::Args),
+    Pin(pin::Args),
     Bench(bench::Args),
 }
 
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
             return ExitCode::from(failure.exit_status());
         }
         Command::Status(args) => status::run(&args),
+        Command::Pin(args) => pin::run(&args),
         Command::Bench(args) => bench::run(args),
     };
     match outcome {

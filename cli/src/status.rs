@@ -1,6 +1,6 @@
 //! `thallus status`: the live processes that use the library, and what their connections do.
 
-mod scan;
+pub(crate) mod scan;
 mod table;
 
 use anyhow::Context;

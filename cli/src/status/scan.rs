@@ -20,6 +20,8 @@ pub(crate) struct Scan {
     pub(crate) hidden: BTreeMap<u32, Process>,
     /// Processes with an arena of another version.
     pub(crate) other_versions: usize,
+    /// Whether the arenas can be written to.
+    writes: bool,
 }
 
 /// Processes that share one arena.
@@ -56,6 +58,13 @@ pub(crate) fn scan() -> io::Result<Scan> {
 }
 
 impl Scan {
+    /// Looks at the process `pid` alone, so that what is found can be written to.
+    pub(crate) fn of(pid: u32) -> Self {
+        let mut scan = Self { writes: true, ..Self::default() };
+        scan.look_at(pid);
+        scan
+    }
+
     /// The live process that a block of `family` names as `pid`; `None` if it has died.
     pub(crate) fn owner(&self, family: &Family, pid: u32) -> Option<Process> {
         // A pid can be used again, but not by another holder of the same arena. Members of a family may
@@ -72,7 +81,7 @@ impl Scan {
 
     fn look_at(&mut self, pid: u32) {
         let folder = PathBuf::from(format!("/proc/{pid}"));
-        match arenas(&folder) {
+        match arenas(&folder, self.writes) {
             Ok(arenas) if arenas.is_empty() => {}
             Ok(arenas) => {
                 let Some(command) = command(&folder) else { return };
@@ -102,7 +111,7 @@ impl Scan {
         let index = match self.families.iter().position(|family| family.inode == inode) {
             Some(index) => index,
             None => {
-                let chunk = Chunk::inspect(fd)?;
+                let chunk = Chunk::inspect(fd, self.writes)?;
                 self.families.push(Family { inode, chunk, members: BTreeMap::new() });
                 self.families.len() - 1
             }
@@ -112,7 +121,7 @@ impl Scan {
 }
 
 /// Opens the arenas that the process of `folder` has open.
-fn arenas(folder: &Path) -> io::Result<Vec<(Inode, std::os::fd::OwnedFd)>> {
+fn arenas(folder: &Path, writes: bool) -> io::Result<Vec<(Inode, std::os::fd::OwnedFd)>> {
     let wanted = format!("/memfd:{MEMFD_NAME} (deleted)");
     let mut arenas = Vec::new();
     for entry in read_dir(folder.join("fd"))? {
@@ -124,7 +133,8 @@ fn arenas(folder: &Path) -> io::Result<Vec<(Inode, std::os::fd::OwnedFd)>> {
             _ => continue,
         }
         // Anyone can name a file so; were it a FIFO or a terminal, opening it must do nothing.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
+        let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         match openat(CWD, &link, flags, Mode::empty()) {
             Ok(fd) => {
                 let stat = fstat(&fd)?;

@@ -112,6 +112,8 @@ pub mod flag {
     pub const MOVING: u32 = 32768;
     /// A process died that held one of the locks; the kernel has the last word on what was sent.
     pub const INHERITED: u32 = 65536;
+    /// Somebody wants it on TCP (`thallus pin`). Whoever makes the next call on it sees to that, and clears this.
+    pub const UNWANTED: u32 = 131_072;
 }
 
 /// One connection, as the forks of a process share it. Sizes and counts in bytes unless said otherwise.
@@ -238,6 +240,18 @@ impl Block {
     /// Adds bytes to [`Self::side`], up to `end`.
     pub fn set_side_end(&self, end: u64) {
         self.side.store(self.side().start << 32 | end, Ordering::Release);
+    }
+
+    /// Another process wants the connection on TCP, for good. True if it is there; else whoever makes the next call on it
+    /// is asked to go back, once.
+    pub fn ask_for_tcp(&self) -> bool {
+        let is_there = self.has(flag::RETURNED)
+            || self.state() == State::Pinned
+            || (self.state() == State::Plain && self.pin(Reason::ByRequest));
+        if !is_there {
+            self.raise(flag::UNWANTED);
+        }
+        is_there
     }
 
     /// Where the connection stands.
@@ -467,14 +481,16 @@ impl Chunk {
         Ok(chunk)
     }
 
-    /// Maps another process's chunk to look at it. `None` if it is not one of this version.
-    pub fn inspect(fd: OwnedFd) -> Option<Self> {
+    /// Maps another process's chunk to look at it, and to raise flags if it `writes`. `None` if it is not one of this
+    /// version.
+    pub fn inspect(fd: OwnedFd, writes: bool) -> Option<Self> {
         let size = rustix::fs::fstat(&fd).ok()?.st_size;
         let sealed = fcntl_get_seals(&fd).ok()?.contains(SealFlags::SHRINK);
         if usize::try_from(size).ok()? != CHUNK_BYTES || !sealed {
             return None;
         }
-        let chunk = Self::map(Some(fd), ProtFlags::READ).ok()?;
+        let write = if writes { ProtFlags::WRITE } else { ProtFlags::empty() };
+        let chunk = Self::map(Some(fd), ProtFlags::READ | write).ok()?;
         let header = chunk.header();
         let fits = header.magic.load(Ordering::Acquire) == MAGIC
             && header.version.load(Ordering::Relaxed) == VERSION
@@ -656,14 +672,14 @@ mod tests {
         let local = "127.0.0.1:4000".parse().unwrap();
         let peer = "[::ffff:127.0.0.1]:5432".parse().unwrap();
         block.set_addresses(local, peer);
-        let view = Chunk::inspect(chunk.fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
+        let view = Chunk::inspect(chunk.fd().unwrap().try_clone_to_owned().unwrap(), false).unwrap();
         let seen = view.blocks().next().unwrap();
         assert_eq!(seen.local(), Some(local));
         assert_eq!(seen.peer(), Some("127.0.0.1:5432".parse().unwrap()));
 
         let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&other, CHUNK_BYTES as u64).unwrap();
-        assert!(Chunk::inspect(other).is_none());
+        assert!(Chunk::inspect(other, false).is_none());
     }
 
     #[test]

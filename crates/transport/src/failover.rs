@@ -59,16 +59,21 @@ impl Connection {
         FAILED
     }
 
-    /// Whether the fabric has failed, so that [`Self::mend`] has something to do.
+    /// Whether the fabric has failed, or somebody wants the connection back on TCP, so that [`Self::mend`] has something to
+    /// do.
     pub fn is_failing(&self) -> bool {
-        self.segment().is_some_and(|segment| {
-            segment.link().is_some_and(Link::has_failed) || self.is_asked_back(segment)
-        })
+        self.block.has(flag::UNWANTED)
+            || self.segment().is_some_and(|segment| {
+                segment.link().is_some_and(Link::has_failed) || self.is_asked_back(segment)
+            })
     }
 
-    /// Goes back to TCP if the fabric has failed.
+    /// Goes back to TCP if the fabric has failed, or that is wanted.
     #[cold]
     pub fn mend(&self, fd: i32) {
+        if self.block.lower(flag::UNWANTED) {
+            self.obey(fd);
+        }
         let Some(segment) = self.segment() else { return };
         if let Ok(_guard) = self.lock_receiving(fd) {
             self.mend_locked(fd, segment);

@@ -58,6 +58,31 @@ impl Connection {
         self.pin(fd, reason) || self.hand_back(fd)
     }
 
+    /// Goes back to TCP because somebody wants that, if it can be done now without waiting for the peer.
+    #[cold]
+    pub(crate) fn obey(&self, fd: i32) {
+        if self.pin(fd, Reason::ByRequest) {
+            return;
+        }
+        let Some(segment) = self.segment() else { return };
+        if segment.link().is_some() {
+            return self.leave_fabric(fd);
+        }
+        let _uninterrupted = Uninterrupted::begin();
+        let Ok(_receiving) = self.lock_receiving(fd) else { return };
+        self.mend_locked(fd, segment);
+        if self.block.has(flag::RETURNED) || self.block.state() != State::Active || self.is_closed() {
+            return;
+        }
+        if !segment.incoming().is_empty() {
+            // Once it has been read.
+            return self.block.raise(flag::UNWANTED);
+        }
+        if let Ok(_sending) = self.lock_sending(fd) {
+            self.go_back_first(fd, segment);
+        }
+    }
+
     /// Whether the peer on this host has asked for the way back, and this side has not gone it; or a process of this side
     /// has, and died.
     #[inline]

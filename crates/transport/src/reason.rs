@@ -100,6 +100,8 @@ reasons! {
     Refused = 32 => "refused",
     /// The server's first bytes came before the client's.
     PeerSpokeFirst = 33 => "peer-spoke-first",
+    /// `thallus pin`.
+    ByRequest = 34 => "by-request",
 }
 
 impl fmt::Display for Reason {

@@ -68,7 +68,9 @@ impl Call {
         if connection.is_active() {
             if connection.is_failing() {
                 errno::keep(|| connection.mend(fd));
-                log::warn!("fd {fd}: back on TCP");
+                if connection.has_returned() {
+                    log::warn!("fd {fd}: back on TCP");
+                }
             }
             return true;
         }

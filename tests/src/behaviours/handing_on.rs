@@ -5,7 +5,7 @@ use super::switching::{Wait, stream_both_ways, stream_nonblocking};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Fd, Leave, Program, Stdio, fork, quietly};
 use crate::say;
-use crate::side::{Side, receive_exactly};
+use crate::side::{ARRIVAL, Side, receive_exactly, while_blocked};
 
 /// A server's end that a rule names.
 const PINNED_TOO_LATE: &str = "**Calls that pin a connection**";
@@ -36,6 +36,9 @@ pub(super) const ALL: &[Behaviour] = &[
         .alone(&["passed-to-process"])
         .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::connected("to_another_process_with_unread_bytes", passed_unread, sends_before_it_is_passed)
+        .alone(&["passed-to-process"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("to_another_process_with_a_bell_unread", passed_once_woken, wakes_and_asks)
         .alone(&["passed-to-process"])
         .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::connected(
@@ -207,6 +210,23 @@ fn passed_unread(side: &Side, fd: Fd) {
 fn sends_before_it_is_passed(side: &Side, fd: Fd) {
     send_all(fd, &[b'u'; 5000]);
     side.sync("sent");
+    assert_eq!(receive_exactly(fd, 5000), [b'u'; 5000]);
+    asks_after(side, fd);
+}
+
+/// What woke this side is not the application's, and must not get to the other process.
+fn passed_once_woken(side: &Side, fd: Fd) {
+    let woken =
+        while_blocked(|| quietly(|| calls::poll(&[(fd, libc::POLLIN)], ARRIVAL)), || side.sync("asleep"));
+    assert_eq!(woken, Ok(vec![libc::POLLIN]));
+    side.sync("woken");
+    passed_after(side, fd);
+}
+
+fn wakes_and_asks(side: &Side, fd: Fd) {
+    side.sync("asleep");
+    send_all(fd, &[b'u'; 5000]);
+    side.sync("woken");
     assert_eq!(receive_exactly(fd, 5000), [b'u'; 5000]);
     asks_after(side, fd);
 }

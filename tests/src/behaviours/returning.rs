@@ -1,10 +1,13 @@
 //! Connections between hosts go back to TCP, and nobody notices.
 
+use std::fs::OpenOptions;
 use std::process::Command;
+
+use thallus_transport::arena::{Chunk, MEMFD_NAME};
 
 use super::Behaviour;
 use super::Tally;
-use super::peers::send_all;
+use super::peers::{echo, request_echoes, send_all};
 use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{Pattern, Side, receive_exactly, receive_pattern, send_pattern};
@@ -22,6 +25,9 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Returned(1), Tally::Returned(1))
         .needs_root()
         .between_hosts(),
+    Behaviour::whole("by_request", echoes, asks_for_tcp, Tally::Returned(1)).alone(&["by-request"]),
+    Behaviour::whole("by_request_under_load", streams_on, asks_for_tcp_under_load, Tally::Returned(1))
+        .alone(&["by-request"]),
     Behaviour::connected("a_child_serves_on", serves_in_a_child, asks)
         .tally(Tally::Returned(1), Tally::Returned(1))
         .between_hosts(),
@@ -123,4 +129,54 @@ fn asks(_side: &Side, fd: Fd) {
         request(fd, number);
     }
     say!("answered");
+}
+
+fn echoes(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    say!("echoed {}", echo(fd));
+}
+
+fn asks_for_tcp(side: &Side) {
+    let fd = side.connect();
+    request_echoes(fd, 100, 3000);
+    ask_for_tcp();
+    request_echoes(fd, 100, 3000);
+    say!("200 echoes");
+}
+
+fn streams_on(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    request_echoes(fd, 100, 3000);
+    full_duplex(fd, 32, 31, || {});
+}
+
+fn asks_for_tcp_under_load(side: &Side) {
+    let fd = side.connect();
+    answer_echoes(fd, 100, 3000);
+    full_duplex(fd, 31, 32, ask_for_tcp);
+}
+
+/// Answers what [`request_echoes`] asks.
+fn answer_echoes(fd: Fd, rounds: usize, largest: usize) {
+    for round in 0..rounds {
+        let request = receive_exactly(fd, 1 + round * 7919 % largest);
+        send_all(fd, &request);
+    }
+}
+
+/// Asks for it as `thallus pin` does: in the arena, which the library has open. Without the library there is none.
+fn ask_for_tcp() {
+    let name = format!("/memfd:{MEMFD_NAME} (deleted)");
+    let arenas = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten().filter(|entry| {
+        std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == name.as_str())
+    });
+    for arena in arenas {
+        let file = OpenOptions::new().read(true).write(true).open(arena.path()).expect("our own arena");
+        let chunk = Chunk::inspect(file.into(), true).expect("an arena");
+        for block in chunk.blocks() {
+            block.ask_for_tcp();
+        }
+    }
 }

@@ -1,0 +1,73 @@
+//! `thallus pin` on an arena of this very process.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use thallus_transport::arena::{Chunk, Role, State, flag};
+use thallus_transport::reason::Reason;
+
+fn pin(pid: u32, fd: u32, wait: &str) -> Output {
+    let (pid, fd) = (pid.to_string(), fd.to_string());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thallus"));
+    command.args(["pin", "--pid", &pid, "--fd", &fd, "--wait", wait, "tcp"]).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn a_connection_that_has_not_left_tcp_stays_there() {
+    let chunk = Chunk::create(Ok).unwrap();
+    let block = chunk.allocate(Role::Client, std::process::id(), 2001, 1).unwrap();
+    let output = pin(std::process::id(), 2001, "0");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!((block.state(), block.reason()), (State::Pinned, Reason::ByRequest));
+    assert_eq!(output.stdout, b"on TCP\n");
+}
+
+#[test]
+fn the_process_itself_takes_the_connection_back() {
+    let chunk = Chunk::create(Ok).unwrap();
+    let block = chunk.allocate(Role::Server, std::process::id(), 2002, 1).unwrap();
+    assert!(block.advance(State::Plain, State::Active));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // As the library would in the next call.
+            while !done.load(Ordering::SeqCst) {
+                if block.lower(flag::UNWANTED) {
+                    block.raise(flag::RETURNED);
+                }
+                std::thread::yield_now();
+            }
+        });
+        let output = pin(std::process::id(), 2002, "60");
+        done.store(true, Ordering::SeqCst);
+        assert!(output.status.success(), "{output:?}");
+    });
+    assert!(block.has(flag::RETURNED));
+}
+
+#[test]
+fn a_process_that_makes_no_call_is_told_of() {
+    let chunk = Chunk::create(Ok).unwrap();
+    let block = chunk.allocate(Role::Server, std::process::id(), 2003, 1).unwrap();
+    assert!(block.advance(State::Plain, State::Active));
+    let output = pin(std::process::id(), 2003, "0");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("not yet"), "{}", said(&output));
+    assert!(block.has(flag::UNWANTED), "the request stands");
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let chunk = Chunk::create(Ok).unwrap();
+    chunk.allocate(Role::Server, std::process::id(), 2004, 1).unwrap();
+    let output = pin(std::process::id(), 2005, "0");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("has no connection 2005"), "{}", said(&output));
+    assert_eq!(pin(std::process::id(), 2004, "-1").status.code(), Some(2));
+}
