@@ -48,6 +48,9 @@ pub(super) const ALL: &[Behaviour] = &[
     )
     .alone(&["passed-to-process"])
     .limitation("**Bytes that the peer has sent and this side has not read**"),
+    Behaviour::connected("a_peer_with_much_under_way_goes_on", tries_to_pass, is_not_blocked)
+        .alone(&["passed-to-process"])
+        .tally(Tally::Upgraded(1), Tally::Upgraded(1)),
     Behaviour::connected("to_another_process_after_the_end", passed_after_the_end, ends_before_it_is_passed)
         .alone(&["passed-to-process"])
         .tally(Tally::Unknown, Tally::Returned(1)),
@@ -244,6 +247,31 @@ fn sends_much_before_it_is_passed(side: &Side, fd: Fd) {
     side.sync("sent");
     assert_eq!(receive_exactly(fd, MUCH), [b'u'; MUCH]);
     asks_after(side, fd);
+}
+
+/// What is under way to this side is more than the peer's socket could hold, so the way back would block the peer.
+fn tries_to_pass(side: &Side, fd: Fd) {
+    side.sync("sent");
+    quietly(|| {
+        let (here, there) = calls::unix_pair().expect("socketpair");
+        let _ = calls::send_fd(here, b"x", fd);
+        calls::close(here).expect("close");
+        calls::close(there).expect("close");
+    });
+    side.sync("tried");
+    assert_eq!(receive_exactly(fd, MUCH), [b'u'; MUCH]);
+}
+
+fn is_not_blocked(side: &Side, fd: Fd) {
+    calls::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 2 << 20).expect("SO_SNDBUF");
+    send_all(fd, &[b'u'; MUCH]);
+    side.sync("sent");
+    for _ in 0..2000 {
+        assert!(quietly(|| calls::recv(fd, 1, libc::MSG_DONTWAIT)).is_err());
+        std::thread::yield_now();
+    }
+    side.sync("tried");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
 }
 
 /// Whoever gets a connection whose stream has ended sees the end, too.
