@@ -1,8 +1,10 @@
-//! The `thallus` command: starts programs with the library, shows what their connections do, measures it.
+//! The `thallus` command: starts programs with the library, shows what their connections do, tells why they
+//! would stay on TCP, measures it.
 
 #![forbid(unsafe_code)]
 
 mod bench;
+mod doctor;
 mod elf;
 mod library;
 mod program;
@@ -27,6 +29,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Status(status::Args),
+    Doctor(doctor::Args),
     Bench(bench::Args),
 }
 
@@ -47,6 +50,10 @@ fn main() -> ExitCode {
             return ExitCode::from(failure.exit_status());
         }
         Command::Status(args) => status::run(&args),
+        Command::Doctor(args) => match doctor::run(&args) {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
         Command::Bench(args) => bench::run(args),
     };
     match outcome {
