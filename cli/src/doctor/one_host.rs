@@ -65,9 +65,15 @@ pub(super) fn look(problems: &mut Vec<Problem>) -> OneHost {
         if reason.is_none() {
             reason = refusal.reason.map(Reason::name);
         }
+        // One cause is told once.
+        let known = problems.last().is_some_and(|problem| {
+            problem.part == "one_host" && (name == "upgrade" || problem.remedy == refusal.remedy)
+        });
         let shown = refusal.reason.map(|reason| format!(" (connections show {reason})")).unwrap_or_default();
         let problem = format!("{}: {}{shown}", label(name), refusal.error);
-        problems.push(Problem::new("one_host", problem, refusal.remedy));
+        if !known {
+            problems.push(Problem::new("one_host", problem, refusal.remedy));
+        }
         Check { name, works: false, error: Some(refusal.error) }
     });
     let checks: Vec<_> = checks.collect();

@@ -97,8 +97,7 @@ pub(super) fn look(settings: &Settings, limits: &Limits, problems: &mut Vec<Prob
     if let Some(missing) = libraries.iter().find(|library| library.used && library.path.is_none()) {
         complain(
             format!(
-                "no {}: {} (connections show {})",
-                missing.name,
+                "{} (connections show {})",
                 missing.error.as_deref().unwrap_or_default(),
                 Reason::NoVerbs
             ),
@@ -146,8 +145,8 @@ pub(super) fn look(settings: &Settings, limits: &Limits, problems: &mut Vec<Prob
                 ),
                 MEMLOCK,
             ),
-            // Told with the port.
-            Ok(_) | Err(Reason::PortDown) => {}
+            // Told with the port, or the library.
+            Ok(_) | Err(Reason::PortDown | Reason::NoVerbs) => {}
             Err(_) if devices.iter().any(|device: &Device| !device.node_accessible) => {}
             Err(reason) => complain(
                 format!(

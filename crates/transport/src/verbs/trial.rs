@@ -1,5 +1,6 @@
 //! What a connection would get from this fabric, really tried, for whoever asks why it stays on TCP (`thallus doctor`).
 
+use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -51,7 +52,10 @@ pub fn load_libraries() -> [(&'static str, Result<PathBuf, String>); 2] {
 
 fn load(name: &str) -> Result<PathBuf, String> {
     // SAFETY: the initializers of rdma-core's libraries, which are all that this is called for, have no preconditions.
-    let library = unsafe { Library::new(name) }.map_err(|error| error.to_string())?;
+    let library = unsafe { Library::new(name) }.map_err(|error| match error.source() {
+        Some(loader) => loader.to_string(),
+        None => error.to_string(),
+    })?;
     std::mem::forget(library);
     let stem = name.strip_suffix("1").unwrap_or(name);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
