@@ -40,6 +40,14 @@ impl fmt::Display for Abi {
     }
 }
 
+/// The version that the library at `bytes` bears as a note (`shim/src/version.rs`).
+pub(crate) fn version(bytes: &[u8]) -> Option<String> {
+    let image = Elf::parse(bytes).ok()?;
+    let notes = image.iter_note_headers(bytes)?;
+    let note = notes.flatten().find(|note| note.name == "Thallus")?;
+    String::from_utf8(note.desc.to_vec()).ok()
+}
+
 /// What an ELF file says about how it is started.
 #[derive(Debug)]
 pub(crate) struct Image {

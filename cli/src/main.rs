@@ -1,8 +1,10 @@
-//! The `thallus` command: starts programs with the library, shows what their connections do, measures it.
+//! The `thallus` command: starts programs with the library, shows what their connections do, tells why they
+//! would stay on TCP, measures it.
 
 #![forbid(unsafe_code)]
 
 mod bench;
+mod doctor;
 mod elf;
 mod library;
 mod pin;
@@ -29,6 +31,7 @@ enum Command {
     Run(run::Args),
     Status(status::Args),
     Pin(pin::Args),
+    Doctor(doctor::Args),
     Bench(bench::Args),
 }
 
@@ -50,6 +53,10 @@ fn main() -> ExitCode {
         }
         Command::Status(args) => status::run(&args),
         Command::Pin(args) => pin::run(&args),
+        Command::Doctor(args) => match doctor::run(&args) {
+            Ok(status) => return status,
+            Err(error) => Err(error),
+        },
         Command::Bench(args) => bench::run(args),
     };
     match outcome {

@@ -17,3 +17,4 @@ mod ops;
 mod real;
 mod stats;
 mod table;
+mod version;

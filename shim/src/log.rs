@@ -8,32 +8,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-
-/// How much to say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub(crate) enum Level {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-}
+pub(crate) use thallus_transport::environment::Level;
 
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Off as u8);
 static FILE: OnceLock<OwnedFd> = OnceLock::new();
-
-/// Parses a level's name.
-pub(crate) fn level(name: &str) -> Option<Level> {
-    Some(match name {
-        "off" => Level::Off,
-        "error" => Level::Error,
-        "warn" => Level::Warn,
-        "info" => Level::Info,
-        "debug" | "trace" => Level::Debug,
-        _ => return None,
-    })
-}
 
 /// Starts logging to `path`, or to standard error without one.
 pub(crate) fn start(level: Level, path: Option<&str>) {

@@ -1,5 +1,7 @@
 //! An installation of the command in a folder of its own, with a library that shows that it was loaded.
 
+#![allow(dead_code, reason = "each test uses a part of this")]
+
 use std::fs::{Permissions, create_dir_all, hard_link, set_permissions, write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -39,6 +41,11 @@ impl Installation {
     pub(crate) fn in_folder(folder: TempDir) -> Self {
         create_dir_all(folder.path().join("bin")).unwrap();
         hard_link(env!("CARGO_BIN_EXE_thallus"), folder.path().join("bin/thallus")).unwrap();
+        Self { folder }
+    }
+
+    /// The command where it already is.
+    pub(crate) fn at(folder: TempDir) -> Self {
         Self { folder }
     }
 

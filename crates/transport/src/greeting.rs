@@ -1,7 +1,7 @@
 //! What two hosts say to each other in front of the application's bytes, on the TCP connection itself: HELLO before the
 //! client's first bytes, and the reply before the server's. Byte tables are in docs/wire.md.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -73,15 +73,19 @@ impl Seal<'_> {
     fn sign(&self, bytes: &[u8]) -> Option<Hmac<Sha256>> {
         let mut mac = Hmac::<Sha256>::new_from_slice(self.key?).ok()?;
         for address in [self.client, self.server] {
-            let ip = match address.ip().to_canonical() {
-                std::net::IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-                std::net::IpAddr::V6(v6) => v6,
-            };
-            mac.update(&ip.octets());
+            mac.update(&mapped(address).octets());
             mac.update(&address.port().to_le_bytes());
         }
         mac.update(bytes);
         Some(mac)
+    }
+}
+
+/// As in a GID.
+fn mapped(address: SocketAddr) -> Ipv6Addr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
     }
 }
 
@@ -143,15 +147,16 @@ impl Greeting {
             }
             _ => return Opening::Unusable(Reason::BadOffer),
         };
+        let gid = std::array::from_fn(|i| bytes[40 + i]);
+        let sender = if kind == Kind::Hello { seal.client } else { seal.server };
+        // Else whoever greets could make this side write to a third host's memory.
+        if !matches!(kind, Kind::Refusal(_)) && gid != mapped(sender).octets() {
+            return Opening::Unusable(Reason::BadOffer);
+        }
         Opening::Whole(Self {
             kind,
             nonce: said,
-            endpoint: Endpoint {
-                gid: std::array::from_fn(|i| bytes[40 + i]),
-                number: word(56),
-                psn: word(60),
-                mtu: word(64),
-            },
+            endpoint: Endpoint { gid, number: word(56), psn: word(60), mtu: word(64) },
             memory: Memory {
                 ring: word(68),
                 inbox: long(72),
@@ -171,11 +176,15 @@ mod tests {
         Seal { key, client: "10.0.0.1:5".parse().unwrap(), server: "10.0.0.2:6".parse().unwrap() }
     }
 
+    fn gid(address: &str) -> [u8; 16] {
+        address.parse::<Ipv6Addr>().unwrap().octets()
+    }
+
     fn hello() -> Greeting {
         Greeting {
             kind: Kind::Hello,
             nonce: *b"0123456789abcdef",
-            endpoint: Endpoint { number: 17, psn: 99, mtu: 3, gid: [7; 16] },
+            endpoint: Endpoint { number: 17, psn: 99, mtu: 3, gid: gid("::ffff:10.0.0.1") },
             memory: Memory { inbox: 1 << 40, inbox_key: 5, ring: 1 << 20, control: 2 << 40, control_key: 6 },
         }
     }
@@ -185,7 +194,8 @@ mod tests {
         for key in [None, Some(&b"secret"[..])] {
             let bytes = hello().encode(seal(key));
             assert_eq!(Greeting::decode(&bytes, seal(key), None), Opening::Whole(hello()));
-            let reply = Greeting { kind: Kind::Reply, ..hello() };
+            let endpoint = Endpoint { gid: gid("::ffff:10.0.0.2"), ..hello().endpoint };
+            let reply = Greeting { kind: Kind::Reply, endpoint, ..hello() };
             let bytes = reply.encode(seal(key));
             assert_eq!(Greeting::decode(&bytes, seal(key), Some(hello().nonce)), Opening::Whole(reply));
             assert_eq!(
@@ -206,6 +216,19 @@ mod tests {
         }
         assert_eq!(Greeting::decode(b"GET / HTTP/1.1", seal(None), None), Opening::Foreign);
         assert_eq!(Greeting::decode(&bytes[1..], seal(None), None), Opening::Foreign);
+    }
+
+    #[test]
+    fn a_queue_pair_of_a_third_host_is_refused() {
+        let endpoint = Endpoint { gid: gid("::ffff:10.0.0.3"), ..hello().endpoint };
+        for (kind, nonce) in [(Kind::Hello, None), (Kind::Reply, Some(hello().nonce))] {
+            let bytes = Greeting { kind, endpoint, ..hello() }.encode(seal(None));
+            assert_eq!(Greeting::decode(&bytes, seal(None), nonce), Opening::Unusable(Reason::BadOffer));
+        }
+        // Nor is the client's the server's.
+        let bytes = Greeting { kind: Kind::Reply, ..hello() }.encode(seal(None));
+        let decoded = Greeting::decode(&bytes, seal(None), Some(hello().nonce));
+        assert_eq!(decoded, Opening::Unusable(Reason::BadOffer));
     }
 
     #[test]

@@ -11,6 +11,8 @@ pub mod buffers;
 pub mod connection;
 pub mod control;
 #[cfg(not(loom))]
+pub mod environment;
+#[cfg(not(loom))]
 mod failover;
 #[cfg(not(loom))]
 pub mod greeting;

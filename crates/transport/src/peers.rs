@@ -1,5 +1,6 @@
 //! Which other hosts run this library: `THALLUS_PEERS`, a list of `ADDRESS[/BITS][:PORT]`.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 /// One entry: connections with hosts of this network, to this server port or to any.
@@ -20,6 +21,21 @@ fn number(address: IpAddr) -> u128 {
 
 fn prefix(bits: u32) -> u128 {
     u128::MAX.checked_shl(128 - bits).unwrap_or(0)
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let network = Ipv6Addr::from_bits(self.network);
+        let (network, bits) = match network.to_ipv4_mapped().filter(|_| self.bits >= 96) {
+            Some(v4) => (IpAddr::V4(v4), self.bits - 96),
+            None => (IpAddr::V6(network), self.bits),
+        };
+        match self.port {
+            Some(port) if network.is_ipv6() => write!(f, "[{network}/{bits}]:{port}"),
+            Some(port) => write!(f, "{network}/{bits}:{port}"),
+            None => write!(f, "{network}/{bits}"),
+        }
+    }
 }
 
 impl Rule {
@@ -96,6 +112,13 @@ mod tests {
         assert!(names("::/0", "1.2.3.4", 1));
         assert!(names("[fd00::/8]:80", "fd12::1", 80) && !names("[fd00::/8]:80", "fd12::1", 81));
         assert!(names("fd00::/8", "fd12::1", 81) && names("[fd12::1]", "fd12::1", 1));
+    }
+
+    #[test]
+    fn a_rule_that_is_shown_can_be_read_again() {
+        for text in ["10.0.0.0/24:5432", "10.1.2.3/32", "0.0.0.0/0", "[fd00::/8]:80", "::/0"] {
+            assert_eq!(Rule::parse(text).unwrap().to_string(), text);
+        }
     }
 
     #[test]

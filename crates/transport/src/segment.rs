@@ -119,6 +119,8 @@ pub enum Greeting {
 pub struct Segment {
     base: NonNull<u8>,
     role: Role,
+    /// No peer maps it.
+    alone: bool,
     link: OnceLock<Link>,
 }
 
@@ -147,7 +149,7 @@ impl Segment {
     /// mmap(2) do; `EFBIG` when the process may not make files of this size (`RLIMIT_FSIZE`), `ENOSYS` when the
     /// kernel (before 5.14) can't reserve a window's pages ahead of use.
     pub fn create(nonce: Nonce) -> Result<(Self, OwnedFd), Errno> {
-        let (segment, fd) = Self::create_for(Role::Server)?;
+        let (segment, fd) = Self::create_for(Role::Server, false)?;
         let smallest = class_size(0);
         fallocate(&fd, FallocateFlags::empty(), 0, DATA_OFFSET as u64 + smallest)?;
         fallocate(&fd, FallocateFlags::empty(), (DATA_OFFSET + WINDOWS) as u64, smallest)?;
@@ -167,20 +169,20 @@ impl Segment {
     /// A segment of this side alone, for a peer on another host, to whom something is still to be said. Its windows have
     /// no memory yet. Fails as [`Self::create`] does.
     pub fn create_alone(role: Role, greeting: Greeting) -> Result<Self, Errno> {
-        let (segment, fd) = Self::create_for(role)?;
+        let (segment, fd) = Self::create_for(role, true)?;
         fallocate(&fd, FallocateFlags::empty(), 0, DATA_OFFSET as u64)?;
         segment.set_greeting(greeting);
         Ok(segment)
     }
 
-    fn create_for(role: Role) -> Result<(Self, OwnedFd), Errno> {
+    fn create_for(role: Role, alone: bool) -> Result<(Self, OwnedFd), Errno> {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
         if limit.is_some_and(|limit| limit < SEGMENT_BYTES as u64) {
             return Err(Errno::FBIG);
         }
         let fd = memfd_create("thallus-segment", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, SEGMENT_BYTES as u64)?;
-        let segment = Self::map(&fd, role)?;
+        let segment = Self::map(&fd, role, alone)?;
         // The rest of a new file is zero.
         for index in 0..CONTROL_OFFSET.len() {
             segment.direction(index).0.begin();
@@ -195,7 +197,7 @@ impl Segment {
         {
             return Err(OfferError::Shape);
         }
-        let segment = Self::map(fd, Role::Client)?;
+        let segment = Self::map(fd, Role::Client, false)?;
         let header = segment.header();
         let words = [header.nonce[0].load(Ordering::Relaxed), header.nonce[1].load(Ordering::Relaxed)];
         let announced = header.magic.load(Ordering::Acquire) == MAGIC
@@ -214,7 +216,7 @@ impl Segment {
         })
     }
 
-    fn map(fd: impl AsFd, role: Role) -> Result<Self, Errno> {
+    fn map(fd: impl AsFd, role: Role, alone: bool) -> Result<Self, Errno> {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
         let base = unsafe {
             mmap(
@@ -227,7 +229,7 @@ impl Segment {
             )?
         };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, role, link: OnceLock::new() })
+        Ok(Self { base, role, alone, link: OnceLock::new() })
     }
 
     fn header(&self) -> &Header {
@@ -252,8 +254,12 @@ impl Segment {
         if self.link().is_some() { !self.is_ready() } else { self.settle(REFUSED) }
     }
 
-    /// What is still to be said on TCP.
+    /// What is still to be said on TCP. To a peer on this host nothing is, whatever it writes here: it must not be able to
+    /// bring about a queue pair.
     pub fn greeting(&self) -> Greeting {
+        if !self.alone {
+            return Greeting::Done;
+        }
         match self.header().greeting.load(Ordering::Acquire) {
             1 => Greeting::AwaitsHello,
             2 => Greeting::OwesHello,
@@ -570,6 +576,16 @@ mod tests {
         assert!(client.set_ready());
         assert!(server.is_ready());
         assert!(!server.refuse());
+    }
+
+    #[test]
+    fn only_who_has_a_segment_alone_owes_a_greeting() {
+        let (server, fd) = Segment::create(NONCE).unwrap();
+        let client = Segment::accept(&fd, NONCE).unwrap();
+        client.set_greeting(Greeting::OwesHello);
+        assert_eq!((server.greeting(), client.greeting()), (Greeting::Done, Greeting::Done));
+        let alone = Segment::create_alone(Role::Client, Greeting::OwesHello).unwrap();
+        assert_eq!(alone.greeting(), Greeting::OwesHello);
     }
 
     #[test]

@@ -82,6 +82,13 @@ impl Default for Verbs {
 }
 
 impl Verbs {
+    /// Sizes of rings in bytes, as they are tried one after the other until as much memory may be locked: powers of two
+    /// from 8 MiB to 16 KiB.
+    pub fn rings(&self) -> impl Iterator<Item = u64> {
+        let wanted = self.ring.clamp(16 << 10, 8 << 20).next_power_of_two();
+        std::iter::successors(Some(wanted), |ring| Some(ring / 4).filter(|&smaller| smaller >= 16 << 10))
+    }
+
     /// Whether a connection between these addresses, with this server port, is to begin with a greeting.
     pub fn covers(&self, local: SocketAddr, peer: SocketAddr, server_port: u16) -> bool {
         self.peers.iter().any(|rule| rule.names(peer.ip(), server_port))
@@ -145,6 +152,14 @@ mod tests {
         let some = Settings { ports: vec![(10, 20), (5432, 5432)], ..Settings::default() };
         assert!(some.selects(10) && some.selects(20) && some.selects(5432));
         assert!(!some.selects(21));
+    }
+
+    #[test]
+    fn rings_over_rdma_get_smaller_down_to_the_smallest() {
+        let rings = |ring| Verbs { ring, ..Verbs::default() }.rings().collect::<Vec<_>>();
+        assert_eq!(rings(256 << 10), [256 << 10, 64 << 10, 16 << 10]);
+        assert_eq!(rings(u64::MAX)[0], 8 << 20);
+        assert_eq!(rings(8192), [16 << 10]);
     }
 
     #[test]

@@ -105,6 +105,9 @@ impl Device {
             return Ok(device);
         }
         let verbs = Verbs::get().ok_or(Reason::NoVerbs)?;
+        if library_would_warn() {
+            return Err(Reason::MemLock);
+        }
         let context = open_by_name(verbs, name).ok_or(Reason::NoDevice)?;
         let device: &'static Self = Box::leak(Box::new(Self {
             name: name.to_owned(),
@@ -128,6 +131,13 @@ impl Device {
         }
         Ok(attributes.active_mtu)
     }
+}
+
+/// Whether libibverbs would write to standard error, which is the program's, that little memory may be locked: for users
+/// but root, up to 32 KiB (`check_memlock_limit` of rdma-core). That is less than the smallest ring needs.
+fn library_would_warn() -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    !rustix::process::geteuid().is_root() && limit.is_some_and(|limit| limit <= 32 << 10)
 }
 
 fn open_by_name(verbs: &Verbs, name: &str) -> Option<*mut Context> {

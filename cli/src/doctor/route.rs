@@ -1,0 +1,394 @@
+//! What a connection to a server would use, and why. Nothing is sent to the server's host.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
+use serde::Serialize;
+use thallus_transport::peers::same_host;
+use thallus_transport::reason::Reason;
+use thallus_transport::rendezvous;
+use thallus_transport::settings::Settings;
+use thallus_transport::verbs::trial::{self, Trial};
+
+use super::one_host::OneHost;
+use super::sheet::Sheet;
+use super::{Problem, yes_or_no};
+
+/// A server to ask about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    host: String,
+    port: u16,
+}
+
+impl Target {
+    /// `name:port`, `1.2.3.4:port` or `[::1]:port`.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let (host, port) = text.rsplit_once(':').ok_or("a host and a port, such as db:5432")?;
+        let port = port.parse().ok().filter(|&port| port != 0).ok_or(format!("{port:?} is no port"))?;
+        let host = match host.strip_prefix('[') {
+            Some(rest) => rest.strip_suffix(']').ok_or("a bracket is missing")?,
+            None if host.contains(':') => return Err("an IPv6 address needs brackets: [::1]:80".into()),
+            None => host,
+        };
+        if host.is_empty() {
+            return Err("the host is missing".into());
+        }
+        Ok(Self { host: host.to_owned(), port })
+    }
+}
+
+/// What else decides.
+pub(super) struct Around<'a> {
+    pub(super) settings: &'a Settings,
+    /// The library is switched off.
+    pub(super) off: bool,
+    /// There is a library that can be preloaded.
+    pub(super) library: bool,
+    pub(super) one_host: &'a OneHost,
+    /// Greetings are signed.
+    pub(super) key: bool,
+}
+
+/// A connection to a server.
+#[derive(Debug, Serialize)]
+pub(super) struct Route {
+    /// As it was asked for.
+    pub(super) server: String,
+    /// Its addresses, in the order in which a program would try them.
+    addresses: Vec<Way>,
+    /// Why there are none.
+    error: Option<String>,
+}
+
+/// A connection to one address.
+#[derive(Debug, Serialize)]
+struct Way {
+    address: SocketAddr,
+    /// The local address that the kernel would choose; null if there is no route.
+    local: Option<IpAddr>,
+    /// Whether the address is one of this network namespace's own.
+    on_this_host: bool,
+    /// On this host: whether anybody listens there.
+    listening: Option<bool>,
+    /// On this host: whether a process with the library has announced the port.
+    announced: Option<bool>,
+    /// Whether `THALLUS_PORTS` has the port.
+    port_selected: bool,
+    /// The rule of `THALLUS_PEERS` that names the server.
+    rule: Option<String>,
+    /// RDMA port that has the local address.
+    device: Option<Device>,
+    conclusion: Conclusion,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Device {
+    name: String,
+    port: u8,
+    gid_index: u8,
+    gid: Ipv6Addr,
+    kind: &'static str,
+}
+
+/// What carries the bytes.
+#[derive(Debug, Serialize)]
+struct Conclusion {
+    /// shm, verbs or tcp; null if nothing gets there.
+    fabric: Option<&'static str>,
+    /// With tcp: a name as `thallus status` shows it; null if there would be no library to show one.
+    reason: Option<&'static str>,
+    /// In words.
+    text: String,
+    /// What to do about it, if it is not what was wished for.
+    remedy: Option<String>,
+}
+
+impl Conclusion {
+    fn tcp(reason: Option<Reason>, why: impl AsRef<str>, remedy: impl Into<String>) -> Self {
+        let why = why.as_ref();
+        let text = match reason {
+            Some(reason) => format!("TCP: {why} ({reason})"),
+            None => format!("TCP: {why}"),
+        };
+        Self { fabric: Some("tcp"), reason: reason.map(Reason::name), text, remedy: Some(remedy.into()) }
+    }
+
+    fn leaves_tcp(&self) -> bool {
+        matches!(self.fabric, Some("shm" | "verbs"))
+    }
+}
+
+/// Resolves the server and looks at each of its addresses.
+pub(super) fn look(target: &Target, around: &Around<'_>, problems: &mut Vec<Problem>) -> Route {
+    let mut addresses = Vec::new();
+    let mut error = None;
+    match (target.host.as_str(), target.port).to_socket_addrs() {
+        Ok(list) => {
+            for address in list {
+                if !addresses.contains(&address) {
+                    addresses.push(address);
+                }
+            }
+        }
+        Err(failure) => error = Some(failure.to_string()),
+    }
+    if let Some(error) = &error {
+        let text = format!("{} has no address: {error}", target.host);
+        problems.push(Problem::new("connection", text, "another name or address"));
+    }
+    let addresses: Vec<_> = addresses.into_iter().map(|address| Way::find(address, around)).collect();
+    let host = if target.host.contains(':') { format!("[{}]", target.host) } else { target.host.clone() };
+    Route { server: format!("{host}:{}", target.port), addresses, error }
+}
+
+impl Way {
+    fn find(address: SocketAddr, around: &Around<'_>) -> Self {
+        let settings = around.settings;
+        let local = local_address(address);
+        let on_this_host = is_own(address.ip())
+            || local.as_ref().is_ok_and(|&local| same_host(SocketAddr::new(local, 0), address));
+        let port = address.port();
+        let rule = settings.verbs.peers.iter().find(|rule| rule.names(address.ip(), port));
+        let mut way = Self {
+            address,
+            local: local.as_ref().ok().copied(),
+            on_this_host,
+            listening: on_this_host.then(|| is_listened_to(port)).flatten(),
+            announced: on_this_host
+                .then(|| rendezvous::is_announced(port, thallus_transport::settings::settings().place).ok())
+                .flatten(),
+            port_selected: settings.selects(port),
+            rule: rule.map(ToString::to_string),
+            device: None,
+            conclusion: Conclusion { fabric: None, reason: None, text: String::new(), remedy: None },
+        };
+        way.conclusion = match local {
+            Ok(local) => way.conclude(local, around),
+            Err(error) => Conclusion {
+                text: format!("none: no way to this address: {error}"),
+                remedy: Some("a route to it (ip route get ADDRESS)".into()),
+                ..way.conclusion
+            },
+        };
+        way
+    }
+
+    /// In the order in which a connection decides (`transport::connection`).
+    fn conclude(&mut self, local: IpAddr, around: &Around<'_>) -> Conclusion {
+        let settings = around.settings;
+        let port = self.address.port();
+        if !around.library {
+            return Conclusion::tcp(
+                None,
+                "there is no library to preload",
+                "install it: see the library above",
+            );
+        }
+        if around.off {
+            return Conclusion::tcp(None, "THALLUS=off", "unset THALLUS");
+        }
+        if !settings.shm && settings.verbs.peers.is_empty() {
+            return Conclusion::tcp(
+                Some(Reason::Disabled),
+                "THALLUS_FABRIC allows nothing else, or RDMA only and no rule says with whom",
+                "unset THALLUS_FABRIC, or set THALLUS_PEERS",
+            );
+        }
+        if !self.port_selected {
+            return Conclusion::tcp(
+                Some(Reason::NotSelected),
+                format!("THALLUS_PORTS does not have port {port}"),
+                format!("add {port} to THALLUS_PORTS, on both sides"),
+            );
+        }
+        if settings.verbs.covers(SocketAddr::new(local, 0), self.address, port) {
+            return self.by_rdma(local, around);
+        }
+        if !settings.shm {
+            return Conclusion::tcp(
+                Some(Reason::Disabled),
+                "THALLUS_FABRIC=verbs, and no rule of THALLUS_PEERS names the server",
+                self.rule_to_add(),
+            );
+        }
+        if self.on_this_host { self.by_shared_memory(around) } else { self.by_no_rule(settings) }
+    }
+
+    fn by_rdma(&mut self, local: IpAddr, around: &Around<'_>) -> Conclusion {
+        if let Some(place) = thallus_transport::verbs::device::find(local.to_canonical()) {
+            let kind = if place.routable { "roce_v2" } else { "roce_v1" };
+            let gid = Ipv6Addr::from(place.gid);
+            let (name, port) = (place.device, place.port);
+            self.device = Some(Device { name, port, gid_index: place.index, gid, kind });
+        }
+        match (trial::attempt(local), &self.device) {
+            (Ok(Trial { .. }), Some(Device { name, port, gid_index, gid, kind })) => {
+                let key = if around.key { " and the same key" } else { "" };
+                let kind = super::rdma::kind_name(kind);
+                let text = format!(
+                    "RDMA ({name} port {port}, GID {gid_index}, {gid}, {kind}), if the server runs Thallus with a rule for {local}{key}"
+                );
+                Conclusion { fabric: Some("verbs"), reason: None, text, remedy: None }
+            }
+            (Ok(_), None) | (Err(Reason::NoDevice), None) => Conclusion::tcp(
+                Some(Reason::NoDevice),
+                format!("no RDMA port has the local address {local}"),
+                "a RoCE device on that address's network interface, or a route over one that has a device",
+            ),
+            (Err(reason), _) => Conclusion::tcp(
+                Some(reason),
+                format!("RDMA from {local} can't be used"),
+                "see RDMA, between hosts, above",
+            ),
+        }
+    }
+
+    fn by_shared_memory(&self, around: &Around<'_>) -> Conclusion {
+        let port = self.address.port();
+        if !around.one_host.works {
+            return Conclusion::tcp(
+                around.one_host.reason.and_then(by_name),
+                "this process can't share memory with another",
+                "see shared memory, above",
+            );
+        }
+        match (self.announced, self.listening) {
+            (Some(true), _) => {
+                let text =
+                    format!("shared memory, once {} calls have been made", around.settings.upgrade_after);
+                Conclusion { fabric: Some("shm"), reason: None, text, remedy: None }
+            }
+            (_, Some(false)) => Conclusion::tcp(
+                Some(Reason::PeerWithoutThallus),
+                format!("nobody listens on port {port} in this network namespace"),
+                "start the server with thallus run, in the same network namespace",
+            ),
+            _ => Conclusion::tcp(
+                Some(Reason::PeerWithoutThallus),
+                "the listener has no Thallus",
+                "start the server with thallus run; one that runs already has to be started anew",
+            ),
+        }
+    }
+
+    fn by_no_rule(&self, settings: &Settings) -> Conclusion {
+        let rules = if settings.verbs.peers.is_empty() {
+            "THALLUS_PEERS has no rule"
+        } else {
+            "no rule of THALLUS_PEERS names it"
+        };
+        Conclusion::tcp(
+            Some(Reason::PeerWithoutThallus),
+            format!("the server is on another host, and {rules}"),
+            self.rule_to_add(),
+        )
+    }
+
+    fn rule_to_add(&self) -> String {
+        let (ip, port) = (self.address.ip().to_canonical(), self.address.port());
+        let rule = if ip.is_ipv6() { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") };
+        format!(
+            "if that host runs Thallus and RDMA: THALLUS_PEERS={rule} here, and there a rule for this host"
+        )
+    }
+}
+
+fn by_name(name: &str) -> Option<Reason> {
+    Reason::ALL.iter().copied().find(|reason| reason.name() == name)
+}
+
+/// The address that the kernel would give to a connection: that of a UDP socket, which sends nothing to connect.
+fn local_address(address: SocketAddr) -> std::io::Result<IpAddr> {
+    let any: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(address)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// Whether a socket can be bound to it.
+fn is_own(address: IpAddr) -> bool {
+    !address.is_multicast() && UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// Whether some socket of this network namespace listens on the TCP port (proc_net(5)); `None` without /proc.
+fn is_listened_to(port: u16) -> Option<bool> {
+    let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].map(|path| fs::read_to_string(path).ok());
+    if tables.iter().all(Option::is_none) {
+        return None;
+    }
+    let end = format!(":{port:04X}");
+    // sl, local_address, rem_address, st
+    let listens = |line: &str| {
+        let mut fields = line.split_whitespace().skip(1);
+        fields.next().is_some_and(|local| local.ends_with(&end)) && fields.nth(1) == Some("0A")
+    };
+    Some(tables.iter().flatten().any(|table| table.lines().any(listens)))
+}
+
+impl Route {
+    /// Whether a connection to the first address, which a program tries first, would leave TCP.
+    pub(super) fn leaves_tcp(&self) -> bool {
+        self.addresses.first().is_some_and(|way| way.conclusion.leaves_tcp())
+    }
+
+    pub(super) fn show(&self, sheet: &mut Sheet) {
+        for way in &self.addresses {
+            way.show(sheet);
+        }
+    }
+}
+
+impl Way {
+    fn show(&self, sheet: &mut Sheet) {
+        sheet.fact("address", self.address.ip().to_string());
+        if let Some(local) = self.local {
+            sheet.fact("local address", local.to_string());
+        }
+        sheet.fact("on this host", yes_or_no(self.on_this_host));
+        if let Some(listening) = self.listening {
+            sheet.fact("listener", if listening { "there is one" } else { "none" });
+        }
+        if let Some(announced) = self.announced {
+            sheet.fact("announced by Thallus", yes_or_no(announced));
+        }
+        sheet.fact("in THALLUS_PORTS", yes_or_no(self.port_selected));
+        sheet.fact("rule", self.rule.as_deref().unwrap_or("none"));
+        if let Some(Device { name, port, gid_index, .. }) = &self.device {
+            sheet.fact("RDMA port", format!("{name} port {port}, GID {gid_index}"));
+        }
+        sheet.fact("conclusion", &*self.conclusion.text);
+        if let Some(remedy) = &self.conclusion.remedy {
+            sheet.fact("remedy", &**remedy);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(host: &str, port: u16) -> Target {
+        Target { host: host.into(), port }
+    }
+
+    #[test]
+    fn a_target_is_a_host_and_a_port() {
+        assert_eq!(Target::parse("db:5432"), Ok(target("db", 5432)));
+        assert_eq!(Target::parse("10.0.0.1:1"), Ok(target("10.0.0.1", 1)));
+        assert_eq!(Target::parse("[::1]:80"), Ok(target("::1", 80)));
+        for bad in ["db", "db:", "db:0", "db:65536", ":80", "::1:80", "[::1:80", "[::1]80", ""] {
+            assert!(Target::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_local_address_of_loopback_is_its_own() {
+        assert_eq!(local_address("127.0.0.1:9".parse().unwrap()).unwrap(), Ipv4Addr::LOCALHOST);
+        assert!(is_own("127.0.0.1".parse().unwrap()));
+        assert!(!is_own("192.0.2.1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,225 @@
+//! The settings as the environment asks for them. A wrong value is complained about, and the default is used.
+
+use std::env::var;
+use std::fmt;
+
+use crate::peers::Rule;
+use crate::settings::{Settings, class_within};
+
+/// How much to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Level {
+    /// Nothing.
+    Off,
+    /// What broke a connection.
+    Error,
+    /// What is not as the user wants it.
+    Warn,
+    /// What became of connections.
+    Info,
+    /// Everything.
+    Debug,
+}
+
+/// `THALLUS_LOG`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// How much to log.
+    pub level: Level,
+    /// The file; none: standard error.
+    pub path: Option<String>,
+}
+
+/// A value that can't be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complaint {
+    /// The variable.
+    pub name: &'static str,
+    /// Its value.
+    pub given: String,
+    /// What is wrong, and what is used instead.
+    pub text: String,
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}: {}", self.name, self.given, self.text)
+    }
+}
+
+/// Values that can't be used, in the order in which they were met.
+#[derive(Debug, Default)]
+pub struct Complaints(pub Vec<Complaint>);
+
+impl Complaints {
+    fn add(&mut self, name: &'static str, given: &str, text: impl Into<String>) {
+        self.0.push(Complaint { name, given: given.to_owned(), text: text.into() });
+    }
+
+    fn read<T>(
+        &mut self,
+        name: &'static str,
+        wanted: &str,
+        parse: impl Fn(&str) -> Option<T>,
+        mut apply: impl FnMut(T),
+    ) {
+        let Ok(text) = var(name) else { return };
+        if text.is_empty() {
+            return;
+        }
+        match parse(&text) {
+            Some(value) => apply(value),
+            None => self.add(name, &text, format!("not {wanted}; taking the default")),
+        }
+    }
+}
+
+/// Whether the environment switches the library off.
+pub fn is_off() -> bool {
+    matches!(var("THALLUS").as_deref(), Ok("off" | "0"))
+}
+
+/// Where to log, if anywhere.
+pub fn log(complaints: &mut Complaints) -> Option<Log> {
+    let text = var("THALLUS_LOG").ok()?;
+    let (name, path) = text.split_once(':').map_or((text.as_str(), None), |(name, path)| (name, Some(path)));
+    let level = level(name).unwrap_or_else(|| {
+        let wrong = "the level is off, error, warn, info or debug; taking warn";
+        complaints.add("THALLUS_LOG", &text, wrong);
+        Level::Warn
+    });
+    Some(Log { level, path: path.map(str::to_owned) })
+}
+
+fn level(name: &str) -> Option<Level> {
+    Some(match name {
+        "off" => Level::Off,
+        "error" => Level::Error,
+        "warn" => Level::Warn,
+        "info" => Level::Info,
+        "debug" | "trace" => Level::Debug,
+        _ => return None,
+    })
+}
+
+/// The settings; what no variable is about is as in `chosen`.
+pub fn settings(mut chosen: Settings, complaints: &mut Complaints) -> Settings {
+    if let (Ok(other), false) = (var("THALLUS"), is_off())
+        && !matches!(other.as_str(), "" | "on" | "1")
+    {
+        complaints.add("THALLUS", &other, "on or off; taking on");
+    }
+    let fabric = var("THALLUS_FABRIC").unwrap_or_default();
+    let (shm, verbs) = match fabric.as_str() {
+        "" | "auto" => (true, true),
+        "shm" => (true, false),
+        "verbs" => (false, true),
+        "off" | "tcp" => (false, false),
+        other => {
+            complaints.add("THALLUS_FABRIC", other, "auto, shm, verbs or off; taking auto");
+            (true, true)
+        }
+    };
+    chosen.shm = shm;
+    if verbs {
+        chosen.verbs.on_one_host = !shm;
+        chosen.verbs.peers = peers(complaints);
+        chosen.verbs.key = key(&mut chosen.verbs.peers, complaints);
+    }
+    complaints.read(
+        "THALLUS_RDMA_TIMEOUT",
+        "a number from 0 to 31",
+        |text| number(text).filter(|&n| n < 32),
+        |timeout| {
+            chosen.verbs.timeout = timeout as u8;
+        },
+    );
+    complaints.read(
+        "THALLUS_RDMA_RETRY",
+        "a number from 0 to 7",
+        |text| number(text).filter(|&n| n < 8),
+        |retries| {
+            chosen.verbs.retries = retries as u8;
+        },
+    );
+    complaints.read(
+        "THALLUS_RDMA_SL",
+        "a number from 0 to 15",
+        |text| number(text).filter(|&n| n < 16),
+        |level| {
+            chosen.verbs.service_level = level as u8;
+        },
+    );
+    complaints.read("THALLUS_PORTS", "a list such as 5432,8000-8100", ports, |ports| chosen.ports = ports);
+    complaints.read("THALLUS_UPGRADE_AFTER", "a number of calls from 1", number, |calls| {
+        chosen.upgrade_after = u32::try_from(calls).unwrap_or(u32::MAX).max(1);
+    });
+    complaints.read("THALLUS_SPIN_US", "a number of microseconds", number, |us| {
+        chosen.spin_ns = us.saturating_mul(1000)
+    });
+    complaints.read("THALLUS_RING", "a size from 8K", size, |bytes| {
+        chosen.largest_class = class_within(bytes);
+        chosen.verbs.ring = bytes;
+    });
+    chosen
+}
+
+fn peers(complaints: &mut Complaints) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    let wanted = "a list such as 10.0.0.0/24:5432,10.1.2.3";
+    complaints.read("THALLUS_PEERS", wanted, Rule::parse_list, |list| rules = list);
+    let name = "THALLUS_PEERS_FILE";
+    if let Ok(path) = var(name) {
+        let read = std::fs::read_to_string(&path).map(|text| {
+            let lines: Vec<_> = text.lines().map(|line| line.split('#').next().unwrap_or_default()).collect();
+            Rule::parse_list(&lines.join("\n"))
+        });
+        match read {
+            Ok(Some(list)) => rules.extend(list),
+            Ok(None) => complaints.add(name, &path, "not a list such as 10.0.0.0/24:5432; ignoring it"),
+            Err(error) => complaints.add(name, &path, format!("{error}; ignoring it")),
+        }
+    }
+    rules
+}
+
+/// The shared key. One that is asked for and can't be read leaves nobody to greet: unsigned greetings would be worse.
+fn key(peers: &mut Vec<Rule>, complaints: &mut Complaints) -> Option<Vec<u8>> {
+    let name = "THALLUS_KEY_FILE";
+    let path = var(name).ok().filter(|path| !path.is_empty())?;
+    match std::fs::read(&path) {
+        Ok(key) if !key.trim_ascii().is_empty() => return Some(key.trim_ascii().to_vec()),
+        Ok(_) => complaints.add(name, &path, "it is empty; staying on TCP with other hosts"),
+        Err(error) => complaints.add(name, &path, format!("{error}; staying on TCP with other hosts")),
+    }
+    peers.clear();
+    None
+}
+
+fn number(text: &str) -> Option<u64> {
+    text.trim().parse().ok()
+}
+
+fn size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (digits, factor) = match text.as_bytes().last()? {
+        b'k' | b'K' => (&text[..text.len() - 1], 1 << 10),
+        b'm' | b'M' => (&text[..text.len() - 1], 1 << 20),
+        b'g' | b'G' => (&text[..text.len() - 1], 1 << 30),
+        _ => (text, 1),
+    };
+    let size = digits.parse::<u64>().ok()?.checked_mul(factor)?;
+    (size >= 8192).then_some(size)
+}
+
+fn ports(text: &str) -> Option<Vec<(u16, u16)>> {
+    text.split(',')
+        .map(|part| {
+            let part = part.trim();
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let range = (first.parse().ok()?, last.parse().ok()?);
+            (range.0 <= range.1).then_some(range)
+        })
+        .collect()
+}
