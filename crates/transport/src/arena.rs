@@ -183,7 +183,9 @@ pub struct Block {
     pub cork: AtomicU32,
     /// 1 while the outgoing window is larger than what stays in cache.
     pub roomy: AtomicU32,
-    _pad3: [u32; 45],
+    /// The errno with which the kernel ended the connection, if it was no reset: `ETIMEDOUT`, `EHOSTUNREACH` and the like.
+    pub error: AtomicU32,
+    _pad3: [u32; 44],
 }
 
 const _: () = assert!(size_of::<Block>() == 512);

@@ -266,7 +266,7 @@ impl Connection {
                     self.absorb(fd, segment, false);
                     wait_for(fd, PollFlags::IN | PollFlags::OUT, None);
                 }
-                Err(_) => return self.note_reset(),
+                Err(errno) => return self.note_error(errno),
             }
         }
     }

@@ -202,7 +202,11 @@ impl Connection {
                     self.drain(fd, segment);
                 }
                 if events & bit::ERR != 0 {
-                    self.note_reset();
+                    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+                    match rustix::net::sockopt::socket_error(unsafe { BorrowedFd::borrow_raw(fd) }) {
+                        Ok(Err(errno)) => self.note_error(errno),
+                        _ => self.note_reset(),
+                    }
                 } else if events & (bit::RDHUP | bit::HUP) != 0 {
                     self.note_end(fd);
                 }
@@ -231,11 +235,11 @@ impl Connection {
         bits
     }
 
-    /// The pending error of `SO_ERROR`, cleared by telling. `kernel`: the kernel has just told of one on the socket, which
+    /// The pending error of `SO_ERROR`, cleared by telling. `kernel`: what the kernel has just told on the socket, which
     /// may be for bells alone.
-    pub fn take_error(&self, kernel: bool) -> Option<Errno> {
-        if kernel {
-            self.note_reset();
+    pub fn take_error(&self, kernel: Option<Errno>) -> Option<Errno> {
+        if let Some(errno) = kernel {
+            self.note_error(errno);
         }
         self.untold_reset(self.segment()?).map(|errno| self.told(errno))
     }

@@ -98,8 +98,8 @@ impl Connection {
                 count
             }
             Err(Errno::AGAIN | Errno::INTR) => 0,
-            Err(_) => {
-                self.note_reset();
+            Err(errno) => {
+                self.note_error(errno);
                 0
             }
         }

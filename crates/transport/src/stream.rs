@@ -87,10 +87,10 @@ impl Connection {
                     }
                 }
                 Some(_) if total > 0 => return Ok(total),
-                Some(Ok(_)) if self.untold_reset(segment) == Some(Errno::CONNRESET) => {
-                    return Err(Errno::CONNRESET);
+                Some(result) => {
+                    result?;
+                    return self.error_of_reads(segment).map_or(Ok(0), Err);
                 }
-                Some(result) => return result.map(|_| 0),
             }
         }
         let from_tcp = total;
@@ -164,8 +164,8 @@ impl Connection {
         if segment.link().is_some_and(Link::peer_lied) {
             return Err(self.broken(Lie));
         }
-        if self.untold_reset(segment) == Some(Errno::CONNRESET) {
-            return Err(Errno::CONNRESET);
+        if let Some(errno) = self.error_of_reads(segment) {
+            return Err(errno);
         }
         if gone || ended & (end::FIN | end::RESET) != 0 || self.block.has(flag::SHUT_RD) {
             Ok(0)
@@ -184,7 +184,16 @@ impl Connection {
         let was_reset = ended & end::RESET != 0
             || self.block.has(flag::RESET)
             || (!ended_before && self.block.has(flag::PEER_GONE) && !segment.outgoing().is_empty());
-        was_reset.then_some(if ended_before { Errno::PIPE } else { Errno::CONNRESET })
+        let error = self.block.error.load(Ordering::Relaxed);
+        match i32::try_from(error) {
+            Ok(error) if was_reset && error != 0 => Some(Errno::from_raw_os_error(error)),
+            _ => was_reset.then_some(if ended_before { Errno::PIPE } else { Errno::CONNRESET }),
+        }
+    }
+
+    /// The reset that a read is to report: after an orderly end there is none.
+    fn error_of_reads(&self, segment: &Segment) -> Option<Errno> {
+        self.untold_reset(segment).filter(|&errno| errno != Errno::PIPE)
     }
 
     /// The reset of which the application does not know yet.
@@ -431,7 +440,7 @@ impl Connection {
             // The end may lie behind a bell that had to stay.
             Ok(_) if tcp::peer_has_closed(fd) => self.note_reset(),
             Err(Errno::AGAIN | Errno::INTR) | Ok(_) => {}
-            Err(_) => self.note_reset(),
+            Err(errno) => self.note_error(errno),
         }
         self.block.has(flag::PEER_GONE)
     }
@@ -443,6 +452,15 @@ impl Connection {
             || self.block.has(flag::VOID)
             || self.segment().is_some_and(|segment| !segment.outgoing().is_empty());
         self.block.raise(flag::PEER_GONE | if unread { flag::RESET } else { 0 });
+    }
+
+    /// The kernel ended the connection with `errno`, and says so once.
+    pub(crate) fn note_error(&self, errno: Errno) {
+        if matches!(errno, Errno::CONNRESET | Errno::PIPE) {
+            return self.note_reset();
+        }
+        self.block.error.store(errno.raw_os_error().cast_unsigned(), Ordering::Relaxed);
+        self.block.raise(flag::PEER_GONE | flag::RESET);
     }
 
     /// The kernel says end of stream. After a `shutdown(SHUT_RD)` of our own it always does, so ask further.

@@ -438,7 +438,7 @@ impl Connection {
             Ok(0) => self.note_end(fd),
             Ok(_) => self.look_for_down(fd),
             Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::BADF | Errno::CANCELED)) => return Err(errno),
-            Err(_) => self.note_reset(),
+            Err(errno) => self.note_error(errno),
         }
         Ok(())
     }

@@ -304,7 +304,8 @@ pub(crate) unsafe fn option(
         let error = value.cast::<c_int>();
         // SAFETY: the kernel has just written an int there.
         let kernel = unsafe { error.read_unaligned() };
-        let ours = entered.connection().take_error(kernel != 0);
+        let kernel = (kernel != 0).then(|| Errno::from_raw_os_error(kernel));
+        let ours = entered.connection().take_error(kernel);
         // SAFETY: as above.
         unsafe { error.write_unaligned(ours.map_or(0, Errno::raw_os_error)) };
     }

@@ -148,13 +148,13 @@ fn asks_for_tcp(side: &Side) {
 fn streams_on(side: &Side) {
     let listener = side.listen();
     let fd = side.accept(listener);
-    request_echoes(fd, 100, 3000);
+    answer_echoes(fd, 100, 3000);
     full_duplex(fd, 32, 31, || {});
 }
 
 fn asks_for_tcp_under_load(side: &Side) {
     let fd = side.connect();
-    answer_echoes(fd, 100, 3000);
+    request_echoes(fd, 100, 3000);
     full_duplex(fd, 31, 32, ask_for_tcp);
 }
 
