@@ -180,9 +180,9 @@ def redis(scene: Scene) -> None:
 def iperf3(scene: Scene) -> None:
     server = scene.start("b", ["iperf3", "-s", "-1", "-B", SERVER])
     wait_until(lambda: listens(5201), "iperf3")
-    report = json.loads(scene.run("a", ["iperf3", "-c", SERVER, "-n", "20M", "-J"]))
+    report = json.loads(scene.run("a", ["iperf3", "-R", "-c", SERVER, "-n", "20M", "-J"]))
     sent, received = (report["end"][side]["bytes"] for side in ("sum_sent", "sum_received"))
-    # The server stops counting when the client says that it has sent all.
+    # Whoever receives stops counting when the other says that it has sent all.
     assert 20 << 20 <= sent >= received > 0, (sent, received)
     server.wait(DEADLINE)
     scene.expect("client", 2)
