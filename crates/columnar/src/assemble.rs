@@ -43,7 +43,7 @@ impl<'a> Assembler<'a> {
             body,
             dictionaries,
             misaligned: options.misaligned,
-            validate: options.trust() == Trust::Validate,
+            validate: options.trust == Trust::Validate,
             copied: 0,
         }
     }

@@ -82,19 +82,42 @@ impl Dictionaries {
     }
 }
 
-/// Whether dictionaries of such values are sent and read in parts. Others are sent anew: joining arrays that hold
-/// dictionaries themselves, or whose length is not bounded by their memory, has no bound.
+/// Whether dictionaries of such values are sent and read in parts. Others are sent anew: joining what holds dictionaries
+/// itself, or what may repeat values without taking memory for it, can grow without bound.
 pub(crate) fn can_grow(values: &DataType) -> bool {
-    !values.is_nested() && *values != DataType::Null
+    match values {
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::FixedSizeList(field, _)
+        | DataType::Map(field, _) => can_grow(field.data_type()),
+        DataType::Struct(fields) => fields.iter().all(|field| can_grow(field.data_type())),
+        DataType::ListView(_)
+        | DataType::LargeListView(_)
+        | DataType::Union(_, _)
+        | DataType::Dictionary(_, _)
+        | DataType::RunEndEncoded(_, _) => false,
+        _ => true,
+    }
 }
 
 fn joined(parts: &[ArrayData]) -> Result<ArrayData, Fault> {
-    if matches!(parts[0].data_type(), DataType::Utf8 | DataType::Binary) {
-        let bytes: usize = parts.iter().map(|part| part.buffers()[1].len()).sum();
-        if i32::try_from(bytes).is_err() {
-            return Err(Fault::TooLarge { actual: bytes as u64, limit: i32::MAX as u64 });
-        }
-    }
+    check_offsets(&parts.iter().collect::<Vec<_>>())?;
     let arrays: Vec<ArrayRef> = parts.iter().cloned().map(make_array).collect();
     Ok(concat(&arrays.iter().map(|array| array.as_ref()).collect::<Vec<_>>())?.to_data())
+}
+
+/// What 32-bit offsets point to can be joined without passing their largest.
+fn check_offsets(parts: &[&ArrayData]) -> Result<(), Fault> {
+    let pointed_to = |part: &&ArrayData| match part.data_type() {
+        DataType::Utf8 | DataType::Binary => part.buffers()[1].len(),
+        DataType::List(_) | DataType::Map(_, _) => part.child_data()[0].len(),
+        _ => 0,
+    };
+    let total: usize = parts.iter().map(pointed_to).sum();
+    if i32::try_from(total).is_err() {
+        return Err(Fault::TooLarge { actual: total as u64, limit: i32::MAX as u64 });
+    }
+    (0..parts[0].child_data().len()).try_for_each(|child| {
+        check_offsets(&parts.iter().map(|part| &part.child_data()[child]).collect::<Vec<_>>())
+    })
 }

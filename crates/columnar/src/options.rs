@@ -51,12 +51,20 @@ impl Default for Limits {
 /// How a [`Decoder`](crate::Decoder) reads.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecodeOptions {
-    pub limits: Limits,
-    pub misaligned: Misaligned,
-    trust: Trust,
+    pub(crate) limits: Limits,
+    pub(crate) misaligned: Misaligned,
+    pub(crate) trust: Trust,
 }
 
 impl DecodeOptions {
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    pub fn with_misaligned(self, misaligned: Misaligned) -> Self {
+        Self { misaligned, ..self }
+    }
+
     /// Skips the checks that look at every row.
     ///
     /// # Safety
@@ -66,9 +74,5 @@ impl DecodeOptions {
     #[allow(unsafe_code, reason = "it is the caller's promise that makes skipping sound")]
     pub unsafe fn trust_sender(self) -> Self {
         Self { trust: Trust::Trusted, ..self }
-    }
-
-    pub fn trust(&self) -> Trust {
-        self.trust
     }
 }

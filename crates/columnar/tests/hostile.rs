@@ -24,7 +24,7 @@ fn any_stream(random: &mut Random) -> (Vec<u8>, Vec<(usize, usize)>) {
     let mut messages = vec![encoder.schema()];
     for _ in 0..1 + random.below(3) {
         let rows = random.below(40);
-        let batch = any_batch(random, &schema, rows, Shape { sliced: true });
+        let batch = any_batch(random, &schema, rows, Shape { sliced: true, tame: false });
         messages.extend(encoder.batch(&batch).unwrap());
     }
     messages.push(encoder.end());
@@ -106,7 +106,7 @@ fn decode(mut rest: &[u8], options: DecodeOptions) -> (Vec<RecordBatch>, bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 5_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 5_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// What is accepted is also valid by arrow's own, slower, validation.
     #[test]
@@ -114,11 +114,9 @@ proptest! {
         let mut random = Random(seed);
         let (mut stream, headers) = any_stream(&mut random);
         tamper(&mut random, &mut stream, &headers);
-        let mut options = DecodeOptions::default();
-        options.limits = Limits { rows: 1 << 20, ..options.limits };
-        if random.one_in(2) {
-            options.misaligned = Misaligned::Copy;
-        }
+        let misaligned = if random.one_in(2) { Misaligned::Copy } else { Misaligned::Refuse };
+        let limits = Limits { rows: 1 << 20, ..Limits::default() };
+        let options = DecodeOptions::default().with_limits(limits).with_misaligned(misaligned);
         for batch in decode(&stream, options).0 {
             for column in batch.columns() {
                 column.to_data().validate_full().unwrap();

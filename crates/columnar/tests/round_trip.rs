@@ -15,10 +15,10 @@ use thallus_columnar::{
     DecodeOptions, Decoder, EncodeOptions, Encoder, Event, Kind, Message, Need, PREFIX, Segment,
 };
 
-use arrays::{Random, Shape, any_batch, any_schema, contains, memory};
+use arrays::{Random, Shape, any_array, any_batch, any_schema, any_type, contains, dictionary, memory};
 
-const WHOLE: Shape = Shape { sliced: false };
-const SLICED: Shape = Shape { sliced: true };
+const WHOLE: Shape = Shape { sliced: false, tame: false };
+const SLICED: Shape = Shape { sliced: true, tame: false };
 
 fn encode(schema: &Schema, batches: &[RecordBatch], options: EncodeOptions) -> Vec<Message> {
     let mut encoder = Encoder::new(schema, options).unwrap();
@@ -126,7 +126,7 @@ fn has_runs_or_union(data_type: &DataType) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whole_arrays_round_trip_without_a_copy(seed: u64) {
@@ -151,6 +151,27 @@ proptest! {
         let (schema, batches) = any_stream(seed, SLICED);
         check_all_ways(&schema, &batches, EncodeOptions::default());
         check_all_ways(&schema, &batches, EncodeOptions { dictionary_deltas: true });
+    }
+
+    #[test]
+    fn dictionaries_grow_by_deltas(seed: u64) {
+        let random = &mut Random(seed);
+        let value_type = any_type(random, 2);
+        prop_assume!(!matches!(value_type, DataType::Dictionary(..))); // the format has no such dictionaries
+        let values = any_array(random, &value_type, 40, true, SLICED);
+        let grown = [10, 10, 11, 40].map(|len| {
+            let column = dictionary(random, &DataType::UInt8, values.slice(0, len), 30, None);
+            RecordBatch::try_from_iter([("c", column)]).unwrap()
+        });
+        let options = EncodeOptions { dictionary_deltas: true };
+        let messages = encode(&grown[0].schema(), &grown, options);
+        if !value_type.is_nested() && !has_runs_or_union(&value_type) {
+            use Kind::{Batch, Delta, Dictionary, End};
+            let kinds: Vec<_> = messages.iter().map(Message::kind).collect();
+            let expected = [Kind::Schema, Dictionary, Batch, Batch, Delta, Batch, Delta, Batch, End];
+            prop_assert_eq!(&kinds, &expected);
+        }
+        check_all_ways(&grown[0].schema(), &grown, options);
     }
 
     #[test]

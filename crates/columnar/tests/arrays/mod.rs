@@ -114,7 +114,9 @@ pub(crate) fn any_type(random: &mut Random, depth: usize) -> DataType {
         }
         _ => {
             let ends = [DataType::Int16, DataType::Int32, DataType::Int64][random.below(3)].clone();
-            DataType::RunEndEncoded(field("run_ends", ends, false), child(random, "values"))
+            // C++ has no values without nulls here.
+            let values = field("values", any_type(random, depth - 1), true);
+            DataType::RunEndEncoded(field("run_ends", ends, false), values)
         }
     }
 }
@@ -130,6 +132,8 @@ fn any_nullable(random: &mut Random, data_type: &DataType) -> bool {
 pub(crate) struct Shape {
     /// Arrays at any level may be slices of longer ones, with any offset.
     pub(crate) sliced: bool,
+    /// Numbers are small, so that they are valid dates, times of day and decimals too.
+    pub(crate) tame: bool,
 }
 
 pub(crate) fn any_array(
@@ -209,6 +213,13 @@ fn whole(random: &mut Random, data_type: &DataType, len: usize, nullable: bool, 
             };
             let mut bytes = arrow_buffer::MutableBuffer::new(len * byte_width);
             bytes.extend_from_slice(&random.bytes(len * byte_width));
+            if shape.tame {
+                let most = if *data_type == DataType::Date64 { 0 } else { 63 };
+                for value in bytes.chunks_exact_mut(byte_width.max(1)) {
+                    value[0] &= most;
+                    value[1..].fill(0);
+                }
+            }
             fixed(data_type, len, bytes.into(), nulls)
         }
     }
