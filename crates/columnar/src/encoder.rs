@@ -28,7 +28,9 @@ pub struct EncodeOptions {
 #[derive(Debug)]
 pub struct Encoder {
     options: EncodeOptions,
-    layout: Layout,
+    types: Vec<DataType>,
+    /// One for each column.
+    plans: Vec<Plan>,
     schema: Message,
     /// The values that the reader has of each dictionary.
     sent: HashMap<i64, ArrayData>,
@@ -55,15 +57,16 @@ impl Encoder {
         let header = framed(0, &HashMap::new(), |builder| {
             let mut tracker = DictionaryTracker::new(false);
             let mut encoder = IpcSchemaEncoder::new().with_dictionary_tracker(&mut tracker);
-            let schema = encoder.schema_to_fb_offset(builder, schema).as_union_value();
-            (ipc::MessageHeader::Schema, schema)
+            let root = encoder.schema_to_fb_offset(builder, schema).as_union_value();
+            (ipc::MessageHeader::Schema, root)
         })?;
         // Read back, so that both ends take the dictionaries' numbers from the same bytes.
         let message = ipc::root_as_message(&header[PREFIX..])?;
-        let schema = message.header_as_schema().ok_or(Error::Metadata("no schema"))?;
-        let layout = Layout::parse(schema, limits.depth)?;
+        let root = message.header_as_schema().ok_or(Error::Metadata("no schema"))?;
+        let plans = Layout::parse(root, limits.depth)?.plans;
+        let types = schema.fields().iter().map(|field| field.data_type().clone()).collect();
         let schema = Message::of_header(Kind::Schema, header);
-        Ok(Self { options, layout, schema, sent: HashMap::new() })
+        Ok(Self { options, types, plans, schema, sent: HashMap::new() })
     }
 
     /// The stream's first message.
@@ -91,21 +94,17 @@ impl Encoder {
         batch: &RecordBatch,
         metadata: &HashMap<String, String>,
     ) -> Result<Vec<Message>, Error> {
-        let fields = self.layout.schema.fields();
-        let matches = |(field, column): (&arrow_schema::FieldRef, &arrow_array::ArrayRef)| {
-            field.data_type() == column.data_type()
-        };
-        if fields.len() != batch.num_columns() || !fields.iter().zip(batch.columns()).all(matches) {
+        if !self.types.iter().eq(batch.columns().iter().map(Array::data_type)) {
             return Err(Error::SchemaMismatch);
         }
         let columns: Vec<ArrayData> = batch.columns().iter().map(Array::to_data).collect();
         let mut messages = Vec::new();
-        let plans = std::mem::take(&mut self.layout.plans);
+        let plans = std::mem::take(&mut self.plans);
         let sent = columns
             .iter()
             .zip(&plans)
             .try_for_each(|(column, plan)| self.dictionaries(column, plan, &mut messages).map(|_| ()));
-        self.layout.plans = plans;
+        self.plans = plans;
         sent?;
 
         let mut cut = Cut::default();

@@ -246,6 +246,9 @@ fn union(union: ipc::Union<'_>, children: Vec<FieldRef>) -> Result<DataType, Str
         ipc::UnionMode::Dense => UnionMode::Dense,
         other => return Err(format!("unknown union mode {}", other.0)),
     };
+    if children.is_empty() {
+        return Err("a union without children".to_owned()); // of which arrow can't make even an empty array
+    }
     let ids: Vec<i8> = match union.typeIds() {
         Some(ids) => ids.iter().map(i8::try_from).collect::<Result<_, _>>(),
         None => (0..children.len()).map(i8::try_from).collect::<Result<_, _>>(),

@@ -15,7 +15,7 @@ use arrow_array::{
 };
 use arrow_buffer::{Buffer, MutableBuffer, ScalarBuffer};
 use arrow_ipc as ipc;
-use arrow_schema::{DataType, Field, Schema, UnionFields};
+use arrow_schema::{DataType, Field, Schema, UnionFields, UnionMode};
 use thallus_columnar::{
     DecodeOptions, Decoder, EncodeOptions, Encoder, Error, Event, Fault, Kind, Limits, Message, Misaligned,
     Need, PREFIX, StreamReader,
@@ -185,7 +185,7 @@ fn a_batch_carries_metadata() {
 }
 
 #[test]
-fn an_encoder_refuses_other_columns_and_dictionaries_of_dictionaries() {
+fn an_encoder_refuses_other_columns_and_what_the_format_lacks() {
     let numbers = batch(Arc::new(Int32Array::from(vec![1])));
     let strings = batch(Arc::new(StringArray::from(vec!["a"])));
     let mut encoder = Encoder::new(&numbers.schema(), EncodeOptions::default()).unwrap();
@@ -195,6 +195,10 @@ fn an_encoder_refuses_other_columns_and_dictionaries_of_dictionaries() {
     let outer = DataType::Dictionary(Box::new(DataType::Int8), Box::new(inner));
     let schema = Schema::new(vec![Field::new("c", outer, true)]);
     assert!(matches!(Encoder::new(&schema, EncodeOptions::default()), Err(Error::Unsupported(_))));
+
+    let nothing = DataType::Union(UnionFields::empty(), UnionMode::Sparse);
+    let schema = Schema::new(vec![Field::new("c", nothing, true)]);
+    assert!(matches!(Encoder::new(&schema, EncodeOptions::default()), Err(Error::Field { .. })));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! pyarrow at the other end of a plain socket reads what we write, and we read what it writes.
 //!
-//! `scripts/test pyarrow` installs pyarrow and names its interpreter in `THALLUS_PYTHON`.
+//! `scripts/test columns` installs pyarrow and names its interpreter in `THALLUS_PYTHON`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -88,7 +88,7 @@ fn through_pyarrow(peer: &mut Peer, schema: &SchemaRef, batches: &[RecordBatch],
 }
 
 #[test]
-#[ignore = "needs pyarrow: scripts/test pyarrow"]
+#[ignore = "needs pyarrow: scripts/test columns"]
 fn pyarrow_reads_every_type_and_writes_it_back() {
     let mut peer = Peer::start("echo");
     for data_type in flat_types() {
@@ -122,7 +122,7 @@ fn with_deltas(batch: RecordBatch) -> RecordBatch {
 }
 
 #[test]
-#[ignore = "needs pyarrow: scripts/test pyarrow"]
+#[ignore = "needs pyarrow: scripts/test columns"]
 fn pyarrow_follows_dictionaries_that_grow_and_change() {
     let mut peer = Peer::start("echo");
     let random = &mut Random(1);
@@ -156,7 +156,7 @@ fn pyarrow_follows_dictionaries_that_grow_and_change() {
 }
 
 #[test]
-#[ignore = "needs pyarrow: scripts/test pyarrow"]
+#[ignore = "needs pyarrow: scripts/test columns"]
 fn we_read_what_pyarrow_writes() {
     let mut peer = Peer::start("own");
     let mut names = Vec::new();
@@ -186,7 +186,7 @@ fn we_read_what_pyarrow_writes() {
 }
 
 #[test]
-#[ignore = "needs pyarrow: scripts/test pyarrow"]
+#[ignore = "needs pyarrow: scripts/test columns"]
 fn pyarrow_reads_large_columns_in_pieces() {
     let mut peer = Peer::start("echo");
     let schema = Arc::new(Schema::new(vec![
