@@ -14,6 +14,8 @@
 //! which may be borrowed memory, and the columns are slices of it. Neither side does I/O; [`StreamReader`] and
 //! [`Message::write_to`] are conveniences on top.
 //!
+//! [`scan`] is the protocol by which queries and their results share a connection, also without I/O.
+//!
 //! By default a sender is not trusted: see [`Trust`]. `docs/columns.md` lists what is copied and what is refused.
 //!
 //! [ipc]: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
@@ -33,6 +35,7 @@ mod message;
 mod metadata;
 mod options;
 mod reader;
+pub mod scan;
 mod schema;
 mod validate;
 

@@ -324,6 +324,13 @@ fn refusal(data_type: DataType, message: &[u8]) -> Error {
     feed(&mut Decoder::default(), &stream, aligned).unwrap_err()
 }
 
+fn refusal_of_none(data_type: DataType, message: &[u8]) {
+    let schema = Schema::new(vec![Field::new("c", data_type, true)]);
+    let encoder = Encoder::new(&schema, EncodeOptions::default()).unwrap();
+    let stream = [encoder.schema().header(), message, encoder.end().header()].concat();
+    assert_eq!(feed(&mut Decoder::default(), &stream, aligned).unwrap().len(), 1);
+}
+
 #[test]
 fn forged_batches_are_refused() {
     let body = [0; 64];
@@ -358,7 +365,27 @@ fn forged_batches_are_refused() {
     assert!(matches!(fault(huge, &endless), Fault::Child { actual: 1, .. }));
 }
 
-/// A million views that each name the same million bytes, which are no string as a whole.
+#[test]
+fn a_view_does_not_cut_a_character() {
+    // "é" is bytes 4 and 5, and the last two.
+    let data = "aaaaé".repeat(4);
+    let views = |start: usize, len: usize| {
+        let data = data.as_bytes();
+        let prefix = u32::from_le_bytes(data[start..start + 4].try_into().unwrap());
+        let view = len as u128 | u128::from(prefix) << 32 | (start as u128) << 96;
+        let body = [&view.to_le_bytes(), data].concat();
+        forged(&[(1, 0)], &[(0, 0), (0, 16), (16, data.len() as i64)], &[1], false, &body)
+    };
+    for (start, len) in [(5, 13), (0, 17), (5, 14)] {
+        let error = refusal(DataType::Utf8View, &views(start, len));
+        assert!(matches!(error, Error::Column { fault: Fault::Utf8, .. }), "{start} {len} {error}");
+        refusal_of_none(DataType::BinaryView, &views(start, len));
+    }
+    refusal_of_none(DataType::Utf8View, &views(0, 24));
+    refusal_of_none(DataType::Utf8View, &views(4, 14));
+}
+
+/// A hundred thousand views that each name the same million bytes, which are no string as a whole.
 #[test]
 fn strings_that_share_bytes_cost_no_more_than_there_are() {
     let (views, bytes) = (100_000_usize, 1_000_000_usize);
