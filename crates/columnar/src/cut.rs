@@ -184,31 +184,39 @@ impl Cut {
         }
         let mut used = vec![0; data.len()];
         for view in views.iter().map(|view| ByteView::from(*view)) {
-            if view.length > MAX_INLINE_VIEW_LEN {
-                let used = &mut used[view.buffer_index as usize];
+            // Arrays that came over the C data interface may hold anything below a null.
+            if let Some(used) = used.get_mut(view.buffer_index as usize)
+                && view.length > MAX_INLINE_VIEW_LEN
+            {
                 *used = (view.offset as usize + view.length as usize).max(*used);
             }
         }
         for (buffer, used) in data.iter().zip(used) {
-            self.buffer(buffer.slice_with_length(0, used));
+            self.buffer(buffer.slice_with_length(0, used.min(buffer.len())));
         }
     }
 
     fn list_view<T: ArrowNativeType + std::ops::Sub<Output = T>>(&mut self, array: &ArrayData) {
         let offsets = numbers::<T>(array, 0, array.len());
         let sizes = numbers::<T>(array, 1, array.len());
-        let ends = offsets.iter().zip(&sizes).map(|(offset, size)| offset.as_usize() + size.as_usize());
-        let last = ends.max().unwrap_or(0);
+        let values = &array.child_data()[0];
+        let ends = offsets
+            .iter()
+            .zip(&sizes)
+            .map(|(offset, size)| offset.as_usize().saturating_add(size.as_usize()));
+        let (mut start, mut end) = (0, ends.max().unwrap_or(0));
         let first = offsets.iter().copied().min_by_key(|offset| offset.as_usize()).unwrap_or_default();
-        let mut start = 0;
-        if first.as_usize() > array.len() {
+        if end > values.len() {
+            end = values.len(); // below a null stands anything; nothing is cut off
+            self.numbers(&offsets);
+        } else if first.as_usize() > array.len() {
             start = first.as_usize();
             self.copied(offsets.iter().map(|offset| *offset - first).collect());
         } else {
             self.numbers(&offsets);
         }
         self.numbers(&sizes);
-        self.child(&array.child_data()[0], start, last - start);
+        self.child(values, start, end - start);
     }
 
     fn dense_union(&mut self, array: &ArrayData, fields: &UnionFields) {
@@ -216,27 +224,32 @@ impl Cut {
         let offsets = numbers::<i32>(array, 1, array.len());
         self.numbers(&type_ids);
 
-        // By type id: the values that are used.
-        let mut used = [(i32::MAX, 0); 128];
+        // By type id: the first value that is used, and the one behind the last.
+        let mut used = [(usize::MAX, 0); 256];
         for (id, offset) in type_ids.iter().zip(&offsets) {
-            let (first, end) = &mut used[id.as_usize()];
-            *first = (*offset).min(*first);
-            *end = (*offset + 1).max(*end);
+            let (first, end) = &mut used[usize::from(id.cast_unsigned())];
+            *first = offset.as_usize().min(*first);
+            *end = offset.as_usize().saturating_add(1).max(*end);
         }
         for (first, end) in &mut used {
             *first = (*first).min(*end);
         }
-        let unused: usize = fields.iter().map(|(id, _)| used[id.as_usize()].0.as_usize()).sum();
-        if unused > array.len() {
-            let from_first = |(id, offset): (&i8, &i32)| offset - used[id.as_usize()].0;
-            self.copied(type_ids.iter().zip(&offsets).map(from_first).collect());
-        } else {
-            used.iter_mut().for_each(|(first, _)| *first = 0);
-            self.numbers(&offsets);
+        let of_id = |id: i8| usize::from(id.cast_unsigned());
+        let children = || fields.iter().map(|(id, _)| of_id(id)).zip(array.child_data());
+        if children().any(|(id, child)| used[id].1 > child.len()) {
+            children().for_each(|(id, child)| used[id] = (0, child.len())); // below a parent's null stands anything
+        } else if children().map(|(id, _)| used[id].0).sum::<usize>() <= array.len() {
+            children().for_each(|(id, _)| used[id].0 = 0);
         }
-        for ((id, _), child) in fields.iter().zip(array.child_data()) {
-            let (first, end) = used[id.as_usize()];
-            self.child(child, first.as_usize(), (end - first).as_usize());
+        if children().all(|(id, _)| used[id].0 == 0) {
+            self.numbers(&offsets);
+        } else {
+            let from_first = |(id, offset): (&i8, &i32)| offset - i32::usize_as(used[of_id(*id)].0);
+            self.copied(type_ids.iter().zip(&offsets).map(from_first).collect());
+        }
+        for (id, child) in children() {
+            let (first, end) = used[id];
+            self.child(child, first, end - first);
         }
     }
 

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use arrow_array::types::Int32Type;
 use arrow_array::{
     Array, ArrayRef, BooleanArray, Decimal128Array, Int32Array, Int64Array, ListViewArray, RecordBatch,
-    RecordBatchOptions, RunArray, StringArray, StringViewArray, UnionArray,
+    RecordBatchOptions, RunArray, StringArray, StringViewArray, UnionArray, make_array,
 };
-use arrow_buffer::{Buffer, MutableBuffer, ScalarBuffer};
+use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, ScalarBuffer};
+use arrow_data::ArrayData;
 use arrow_ipc as ipc;
 use arrow_schema::{DataType, Field, Schema, UnionFields, UnionMode};
 use thallus_columnar::{
@@ -126,6 +127,31 @@ fn unused_values_of_list_views_and_dense_unions_are_cut_off_if_it_pays() {
     assert_eq!(encoded(union.slice(0, 16)).copied_bytes(), 0);
     let far = encoded(union.slice(900, 16));
     assert_eq!((far.copied_bytes(), far.body_len()), (16 * 4, 64 * 3));
+}
+
+#[test]
+#[allow(unsafe_code, reason = "what another language may hand over, and no safe constructor makes")]
+fn what_stands_below_a_null_does_not_matter() {
+    let nulls = NullBuffer::from(vec![true, false, true]);
+    let item = Arc::new(Field::new_list_field(DataType::Int32, true));
+    let values = Int32Array::from_iter_values(0..1000).to_data();
+    let lists = ArrayData::builder(DataType::ListView(item))
+        .len(3)
+        .buffers(vec![vec![600, i32::MIN, 700].into(), vec![1, -7, 2].into()])
+        .nulls(Some(nulls.clone()))
+        .add_child_data(values);
+    let long = Buffer::from(vec![b'a'; 1000]);
+    let view = |index: u128| 20 | u128::from(u32::from_le_bytes(*b"aaaa")) << 32 | index << 64;
+    let views = ArrayData::builder(DataType::Utf8View)
+        .len(3)
+        .buffers(vec![vec![view(0), view(77) | u128::from(u32::MAX) << 96, view(0)].into(), long])
+        .nulls(Some(nulls));
+    for (array, body_len) in [(lists, 64 * 3 + 4000_usize.next_multiple_of(64)), (views, 64 * 3)] {
+        // SAFETY: only the encoder reads it, which expects this.
+        let array = make_array(unsafe { array.build_unchecked() });
+        let message = encoded(array);
+        assert_eq!((message.copied_bytes(), message.body_len()), (0, body_len));
+    }
 }
 
 #[test]
