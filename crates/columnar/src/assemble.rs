@@ -43,7 +43,7 @@ impl<'a> Assembler<'a> {
             body,
             dictionaries,
             misaligned: options.misaligned,
-            validate: options.trust == Trust::Validate,
+            validate: options.trust() == Trust::Validate,
             copied: 0,
         }
     }
@@ -351,12 +351,12 @@ impl<'a> Assembler<'a> {
             // Some writers (arrow-rs 58) have a run that ends at 0 here.
             return Ok(array.add_child_data(run_ends.slice(0, 0)).add_child_data(values.slice(0, 0)));
         }
-        let check = |first_and_last: bool| match ends.data_type() {
-            DataType::Int16 => check_runs::<i16>(&run_ends, node.len, first_and_last),
-            DataType::Int32 => check_runs::<i32>(&run_ends, node.len, first_and_last),
-            _ => check_runs::<i64>(&run_ends, node.len, first_and_last),
-        };
-        check(!self.validate)?;
+        let only_last = !self.validate;
+        match ends.data_type() {
+            DataType::Int16 => check_runs::<i16>(&run_ends, node.len, only_last),
+            DataType::Int32 => check_runs::<i32>(&run_ends, node.len, only_last),
+            _ => check_runs::<i64>(&run_ends, node.len, only_last),
+        }?;
         Ok(array.add_child_data(run_ends).add_child_data(values))
     }
 }

@@ -1,8 +1,8 @@
 //! Record batches to the standard Arrow IPC stream as a list of buffers, and back onto borrowed memory.
 //!
-//! The wire format is [Arrow's own][ipc], so any IPC reader can read what [`Encoder`] makes and [`Decoder`] reads what any
-//! IPC writer makes. What differs is memory. A usual writer copies all columns into one contiguous body. Here a
-//! [`Message`] is a header and the column buffers where they are, for one vectored send:
+//! The wire format is [Arrow's own][ipc], so any IPC reader can read what [`Encoder`] makes and [`Decoder`] reads what
+//! other writers make, unless it is compressed. What differs is memory. A usual writer copies all columns into one
+//! contiguous body. Here a [`Message`] is a header and the column buffers where they are, for one vectored send:
 //!
 //! ```text
 //!  FFFFFFFF  length  flatbuffer  0…   │ validity 0… │ offsets 0… │ values 0… │ …

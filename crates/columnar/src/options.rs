@@ -53,7 +53,7 @@ impl Default for Limits {
 pub struct DecodeOptions {
     pub(crate) limits: Limits,
     pub(crate) misaligned: Misaligned,
-    pub(crate) trust: Trust,
+    trust: Trust,
 }
 
 impl DecodeOptions {
@@ -63,6 +63,10 @@ impl DecodeOptions {
 
     pub fn with_misaligned(self, misaligned: Misaligned) -> Self {
         Self { misaligned, ..self }
+    }
+
+    pub fn trust(&self) -> Trust {
+        self.trust
     }
 
     /// Skips the checks that look at every row.
