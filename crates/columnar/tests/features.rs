@@ -1,0 +1,426 @@
+//! What is copied and what is not, what is sent again, what is refused.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod arrays;
+
+use std::collections::HashMap;
+use std::io::Cursor;
+use std::sync::Arc;
+
+use arrow_array::types::Int32Type;
+use arrow_array::{
+    Array, ArrayRef, BooleanArray, Decimal128Array, Int32Array, Int64Array, ListViewArray, RecordBatch,
+    RecordBatchOptions, RunArray, StringArray, StringViewArray, UnionArray, make_array,
+};
+use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, ScalarBuffer};
+use arrow_data::ArrayData;
+use arrow_ipc as ipc;
+use arrow_schema::{DataType, Field, Schema, UnionFields, UnionMode};
+use thallus_columnar::{
+    DecodeOptions, Decoder, EncodeOptions, Encoder, Error, Event, Fault, Kind, Limits, Message, Misaligned,
+    Need, PREFIX, StreamReader,
+};
+
+fn batch(column: ArrayRef) -> RecordBatch {
+    RecordBatch::try_from_iter([("c", column)]).unwrap()
+}
+
+/// The message of a batch without dictionaries.
+fn encoded(column: impl Array + 'static) -> Message {
+    let batch = batch(Arc::new(column));
+    let mut messages =
+        Encoder::new(&batch.schema(), EncodeOptions::default()).unwrap().batch(&batch).unwrap();
+    assert_eq!(messages.len(), 1);
+    messages.remove(0)
+}
+
+fn stream(batches: &[RecordBatch]) -> Vec<u8> {
+    let mut encoder = Encoder::new(&batches[0].schema(), EncodeOptions::default()).unwrap();
+    let mut bytes = Vec::new();
+    encoder.schema().write_to(&mut bytes).unwrap();
+    for batch in batches {
+        encoder.batch(batch).unwrap().iter().for_each(|message| message.write_to(&mut bytes).unwrap());
+    }
+    encoder.end().write_to(&mut bytes).unwrap();
+    bytes
+}
+
+fn aligned(bytes: &[u8]) -> Buffer {
+    let mut buffer = MutableBuffer::new(bytes.len());
+    buffer.extend_from_slice(bytes);
+    buffer.into()
+}
+
+/// Feeds a whole stream, with `lend` making memory of each body.
+fn feed(
+    decoder: &mut Decoder,
+    mut rest: &[u8],
+    mut lend: impl FnMut(&[u8]) -> Buffer,
+) -> Result<Vec<RecordBatch>, Error> {
+    let mut batches = Vec::new();
+    loop {
+        match decoder.need() {
+            Need::Prefix => {
+                decoder.prefix(rest.split_off(..PREFIX).unwrap().try_into().unwrap())?;
+            }
+            Need::Metadata(len) => {
+                decoder.metadata(rest.split_off(..len).unwrap())?;
+            }
+            Need::Body(len) => {
+                if let Event::Batch(batch) = decoder.body(lend(rest.split_off(..len).unwrap()))? {
+                    batches.push(batch);
+                }
+            }
+            Need::Nothing => return Ok(batches),
+        }
+    }
+}
+
+#[test]
+fn slices_copy_only_bitmaps_inside_a_byte_and_offsets() {
+    let numbers = Int64Array::from_iter((0..1000).map(|i| (i % 3 > 0).then_some(i)));
+    let bits = BooleanArray::from_iter((0..1000).map(|i| Some(i % 3 > 0)));
+    let strings = StringArray::from_iter_values((0..1000).map(|i| format!("{i:04}")));
+    let whole = Int64Array::from_iter_values(0..1000);
+
+    assert_eq!(encoded(whole.slice(3, 500)).copied_bytes(), 0);
+    assert_eq!(encoded(numbers.slice(16, 500)).copied_bytes(), 0);
+    assert_eq!(encoded(numbers.slice(3, 500)).copied_bytes(), 500_usize.div_ceil(8));
+    assert_eq!(encoded(bits.slice(8, 500)).copied_bytes(), 0);
+    assert_eq!(encoded(bits.slice(9, 500)).copied_bytes(), 500_usize.div_ceil(8));
+    assert_eq!(encoded(strings.slice(0, 500)).copied_bytes(), 0);
+    assert_eq!(encoded(strings.slice(1, 500)).copied_bytes(), 501 * 4);
+
+    // What lies outside of the slice is not sent: 10 offsets and 10 strings of 4 bytes, each in 64.
+    assert_eq!(encoded(strings.slice(700, 10)).body_len(), 128);
+    assert_eq!(encoded(whole.slice(700, 8)).body_len(), 64);
+}
+
+#[test]
+fn views_leave_out_buffers_that_no_view_uses() {
+    let long = "x".repeat(5000);
+    let mut builder = arrow_array::builder::StringViewBuilder::new().with_fixed_block_size(5000);
+    (0..10).for_each(|_| builder.append_value(&long));
+    let views: StringViewArray = builder.finish();
+    assert_eq!(views.data_buffers().len(), 10);
+    let one = encoded(views.slice(4, 1));
+    assert_eq!((one.body_len(), one.copied_bytes()), (64 + 5000_usize.next_multiple_of(64), 0));
+}
+
+#[test]
+fn unused_values_of_list_views_and_dense_unions_are_cut_off_if_it_pays() {
+    let field = Arc::new(Field::new_list_field(DataType::Int32, true));
+    let values: ArrayRef = Arc::new(Int32Array::from_iter_values(0..1000));
+    let offsets: ScalarBuffer<i32> = (0..10).map(|i| 500 + i).collect();
+    let sizes = ScalarBuffer::from(vec![2; 10]);
+    let far = encoded(ListViewArray::new(field.clone(), offsets, sizes.clone(), values.clone(), None));
+    assert_eq!((far.copied_bytes(), far.body_len()), (10 * 4, 64 * 3));
+    let near: ScalarBuffer<i32> = (0..10).map(|i| 9 + i).collect();
+    let near = encoded(ListViewArray::new(field, near, sizes, values.clone(), None));
+    assert_eq!((near.copied_bytes(), near.body_len()), (0, 64 * 4));
+
+    let fields = UnionFields::try_new([7], [Field::new("u", DataType::Int32, true)]).unwrap();
+    let union = UnionArray::try_new(fields, vec![7; 1000].into(), Some((0..1000).collect()), vec![values]);
+    let union = union.unwrap();
+    assert_eq!(encoded(union.clone()).copied_bytes(), 0);
+    assert_eq!(encoded(union.slice(0, 16)).copied_bytes(), 0);
+    let far = encoded(union.slice(900, 16));
+    assert_eq!((far.copied_bytes(), far.body_len()), (16 * 4, 64 * 3));
+}
+
+#[test]
+#[allow(unsafe_code, reason = "what another language may hand over, and no safe constructor makes")]
+fn what_stands_below_a_null_does_not_matter() {
+    let nulls = NullBuffer::from(vec![true, false, true]);
+    let item = Arc::new(Field::new_list_field(DataType::Int32, true));
+    let values = Int32Array::from_iter_values(0..1000).to_data();
+    let lists = ArrayData::builder(DataType::ListView(item))
+        .len(3)
+        .buffers(vec![vec![600, i32::MIN, 700].into(), vec![1, -7, 2].into()])
+        .nulls(Some(nulls.clone()))
+        .add_child_data(values);
+    let long = Buffer::from(vec![b'a'; 1000]);
+    let view = |index: u128| 20 | u128::from(u32::from_le_bytes(*b"aaaa")) << 32 | index << 64;
+    let views = ArrayData::builder(DataType::Utf8View)
+        .len(3)
+        .buffers(vec![vec![view(0), view(77) | u128::from(u32::MAX) << 96, view(0)].into(), long])
+        .nulls(Some(nulls));
+    for (array, body_len) in [(lists, 64 * 3 + 4000_usize.next_multiple_of(64)), (views, 64 * 3)] {
+        // SAFETY: only the encoder reads it, which expects this.
+        let array = make_array(unsafe { array.build_unchecked() });
+        let message = encoded(array);
+        assert_eq!((message.copied_bytes(), message.body_len()), (0, body_len));
+    }
+}
+
+#[test]
+fn run_ends_are_copied_only_behind_the_first() {
+    let ends = Int32Array::from(vec![10, 20, 30, 40]);
+    let runs = RunArray::<Int32Type>::try_new(&ends, &Int64Array::from(vec![1, 2, 3, 4])).unwrap();
+    assert_eq!(encoded(runs.clone()).copied_bytes(), 0);
+    assert_eq!(encoded(runs.slice(0, 15)).copied_bytes(), 0);
+    assert_eq!(encoded(runs.slice(15, 10)).copied_bytes(), 2 * 4);
+}
+
+#[test]
+fn a_dictionary_is_sent_once_and_again_when_it_changes() {
+    let words = |words: [&str; 2]| -> ArrayRef { Arc::new(StringArray::from(words.to_vec())) };
+    let random = &mut arrays::Random(3);
+    let mut column =
+        |values: &ArrayRef| batch(arrays::dictionary(random, &DataType::UInt8, values.clone(), 9, None));
+    let first = words(["a", "b"]);
+    let batches = [column(&first), column(&first), column(&words(["a", "b"])), column(&words(["a", "c"]))];
+    let mut encoder = Encoder::new(&batches[0].schema(), EncodeOptions::default()).unwrap();
+    let kinds: Vec<Vec<Kind>> = batches
+        .iter()
+        .map(|batch| encoder.batch(batch).unwrap().iter().map(Message::kind).collect())
+        .collect();
+    use Kind::{Batch, Dictionary};
+    assert_eq!(kinds, [vec![Dictionary, Batch], vec![Batch], vec![Batch], vec![Dictionary, Batch]]);
+}
+
+#[test]
+fn rows_without_columns_and_columns_without_rows() {
+    let options = RecordBatchOptions::new().with_row_count(Some(7));
+    let no_columns = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &options).unwrap();
+    let no_rows = batch(Arc::new(StringArray::from(Vec::<&str>::new())));
+    for batch in [no_columns, no_rows] {
+        let stream = stream(std::slice::from_ref(&batch));
+        let got: Vec<_> = StreamReader::new(Cursor::new(&stream), DecodeOptions::default())
+            .unwrap()
+            .collect::<Result<_, _>>()
+            .unwrap();
+        assert_eq!(got, [batch]);
+    }
+}
+
+#[test]
+fn a_batch_carries_metadata() {
+    let batch = batch(Arc::new(Int32Array::from(vec![1])));
+    let mut encoder = Encoder::new(&batch.schema(), EncodeOptions::default()).unwrap();
+    let metadata = HashMap::from([("a".to_owned(), "b".to_owned())]);
+    let mut bytes = Vec::new();
+    encoder.schema().write_to(&mut bytes).unwrap();
+    encoder.batch_with_metadata(&batch, &metadata).unwrap()[0].write_to(&mut bytes).unwrap();
+    let mut reader = StreamReader::new(Cursor::new(&bytes), DecodeOptions::default()).unwrap();
+    assert!(reader.decoder().custom_metadata().is_empty());
+    reader.next().unwrap().unwrap();
+    assert_eq!(reader.decoder().custom_metadata(), &metadata);
+    assert!(reader.next().is_none(), "a stream may end without its marker");
+}
+
+#[test]
+fn an_encoder_refuses_other_columns_and_what_the_format_lacks() {
+    let numbers = batch(Arc::new(Int32Array::from(vec![1])));
+    let strings = batch(Arc::new(StringArray::from(vec!["a"])));
+    let mut encoder = Encoder::new(&numbers.schema(), EncodeOptions::default()).unwrap();
+    assert!(matches!(encoder.batch(&strings), Err(Error::SchemaMismatch)));
+
+    let inner = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Utf8));
+    let outer = DataType::Dictionary(Box::new(DataType::Int8), Box::new(inner));
+    let schema = Schema::new(vec![Field::new("c", outer, true)]);
+    assert!(matches!(Encoder::new(&schema, EncodeOptions::default()), Err(Error::Unsupported(_))));
+
+    let nothing = DataType::Union(UnionFields::empty(), UnionMode::Sparse);
+    let schema = Schema::new(vec![Field::new("c", nothing, true)]);
+    assert!(matches!(Encoder::new(&schema, EncodeOptions::default()), Err(Error::Field { .. })));
+}
+
+#[test]
+fn a_body_is_given_back_when_the_last_column_is_dropped() {
+    let columns: [(&str, ArrayRef); 2] =
+        [("a", Arc::new(Int32Array::from(vec![1, 2]))), ("b", Arc::new(StringArray::from(vec!["x", "y"])))];
+    let stream = stream(&[RecordBatch::try_from_iter(columns).unwrap()]);
+    let mut lent = Vec::new();
+    let batches = feed(&mut Decoder::default(), &stream, |body| {
+        lent.push(aligned(body));
+        lent.last().unwrap().clone()
+    });
+    let body = lent.pop().unwrap();
+    let column = batches.unwrap()[0].column(1).clone();
+    assert!(body.strong_count() > 1);
+    drop(column);
+    assert_eq!(body.strong_count(), 1);
+}
+
+#[test]
+fn a_misaligned_body_is_refused_or_copied_buffer_by_buffer() {
+    let column = Decimal128Array::from(vec![1, 2, 3]).with_precision_and_scale(10, 2).unwrap();
+    let batch = batch(Arc::new(column));
+    let stream = stream(std::slice::from_ref(&batch));
+    let lend = |body: &[u8]| aligned(&[&[0; 8], body].concat()).slice(8);
+
+    let mut strict = Decoder::default();
+    let error = feed(&mut strict, &stream, lend).unwrap_err();
+    assert!(matches!(&error, Error::Column { fault: Fault::Misaligned { alignment: 16 }, .. }), "{error}");
+    assert_eq!(strict.need(), Need::Nothing);
+
+    let mut lenient = Decoder::new(DecodeOptions::default().with_misaligned(Misaligned::Copy));
+    assert_eq!(feed(&mut lenient, &stream, lend).unwrap(), [batch]);
+    assert_eq!(lenient.copied_bytes(), 3 * 16);
+}
+
+#[test]
+fn limits_hold_before_anything_is_allocated() {
+    let nested = (0..40).fold(DataType::Int8, |inner, _| DataType::new_list(inner, true));
+    let deep = RecordBatch::new_empty(Arc::new(Schema::new(vec![Field::new("c", nested, true)])));
+    let wide = batch(Arc::new(Int32Array::from_iter_values(0..1000)));
+    let words: ArrayRef = Arc::new(StringArray::from(vec!["a".repeat(1000)]));
+    let words = batch(arrays::dictionary(&mut arrays::Random(1), &DataType::Int8, words, 3, None));
+
+    let refused = |batch: &RecordBatch, limits: Limits| {
+        let mut decoder = Decoder::new(DecodeOptions::default().with_limits(limits));
+        feed(&mut decoder, &stream(std::slice::from_ref(batch)), aligned).unwrap_err()
+    };
+    let all = Limits::default();
+    assert!(matches!(refused(&wide, Limits { metadata: 100, ..all }), Error::Limit { what: "metadata", .. }));
+    assert!(matches!(refused(&wide, Limits { body: 3999, ..all }), Error::Limit { what: "body", .. }));
+    assert!(matches!(refused(&wide, Limits { rows: 999, ..all }), Error::Limit { what: "rows", .. }));
+    assert!(matches!(
+        refused(&deep, Limits { depth: 40, ..all }),
+        Error::Field { .. } | Error::Flatbuffer(_)
+    ));
+    let error = refused(&words, Limits { dictionaries: 1000, ..all });
+    assert!(matches!(error, Error::Dictionary { fault: Fault::TooLarge { .. }, .. }), "{error}");
+    let depth = Limits { depth: 41, ..all };
+    let mut decoder = Decoder::new(DecodeOptions::default().with_limits(depth));
+    feed(&mut decoder, &stream(&[deep]), aligned).unwrap();
+}
+
+#[test]
+fn a_decoder_that_is_used_wrongly_says_so() {
+    let mut decoder = Decoder::default();
+    assert!(matches!(decoder.metadata(&[]), Err(Error::OutOfOrder)));
+    assert_eq!(decoder.need(), Need::Nothing);
+    let mut decoder = Decoder::default();
+    assert!(matches!(decoder.prefix(*b"ARROW1\0\0"), Err(Error::Continuation)));
+    let mut decoder = Decoder::default();
+    assert!(matches!(decoder.prefix([255; 8]), Err(Error::NegativeLength(-1))));
+
+    let stream = stream(&[batch(Arc::new(Int32Array::from(vec![1])))]);
+    let schema_len = 8 + u32::from_le_bytes(stream[4..8].try_into().unwrap()) as usize;
+    let error = feed(&mut Decoder::default(), &stream[schema_len..], aligned).unwrap_err();
+    assert!(matches!(error, Error::Metadata(_)), "{error}");
+    let twice = [&stream[..schema_len], &stream].concat();
+    let error = feed(&mut Decoder::default(), &twice, aligned).unwrap_err();
+    assert!(matches!(error, Error::Metadata("a second schema")), "{error}");
+}
+
+/// A record batch message as a hostile writer would make it.
+fn forged(
+    nodes: &[(i64, i64)],
+    buffers: &[(i64, i64)],
+    variadic: &[i64],
+    compressed: bool,
+    body: &[u8],
+) -> Vec<u8> {
+    let mut builder = flatbuffers::FlatBufferBuilder::new();
+    let nodes: Vec<_> = nodes.iter().map(|(len, nulls)| ipc::FieldNode::new(*len, *nulls)).collect();
+    let buffers: Vec<_> = buffers.iter().map(|(offset, len)| ipc::Buffer::new(*offset, *len)).collect();
+    let rows = nodes[0].length();
+    let nodes = builder.create_vector(&nodes);
+    let buffers = builder.create_vector(&buffers);
+    let variadic = builder.create_vector(variadic);
+    let compression = ipc::BodyCompressionBuilder::new(&mut builder).finish();
+    let mut batch = ipc::RecordBatchBuilder::new(&mut builder);
+    batch.add_length(rows);
+    batch.add_nodes(nodes);
+    batch.add_buffers(buffers);
+    batch.add_variadicBufferCounts(variadic);
+    if compressed {
+        batch.add_compression(compression);
+    }
+    let batch = batch.finish().as_union_value();
+    let mut message = ipc::MessageBuilder::new(&mut builder);
+    message.add_version(ipc::MetadataVersion::V5);
+    message.add_header_type(ipc::MessageHeader::RecordBatch);
+    message.add_header(batch);
+    message.add_bodyLength(body.len() as i64);
+    let message = message.finish();
+    builder.finish(message, None);
+    let metadata = builder.finished_data();
+    [&[255; 4], &(metadata.len() as u32).to_le_bytes()[..], metadata, body].concat()
+}
+
+fn refusal(data_type: DataType, message: &[u8]) -> Error {
+    let schema = Schema::new(vec![Field::new("c", data_type, true)]);
+    let mut stream = Encoder::new(&schema, EncodeOptions::default()).unwrap().schema().header().to_vec();
+    stream.extend_from_slice(message);
+    feed(&mut Decoder::default(), &stream, aligned).unwrap_err()
+}
+
+fn refusal_of_none(data_type: DataType, message: &[u8]) {
+    let schema = Schema::new(vec![Field::new("c", data_type, true)]);
+    let encoder = Encoder::new(&schema, EncodeOptions::default()).unwrap();
+    let stream = [encoder.schema().header(), message, encoder.end().header()].concat();
+    assert_eq!(feed(&mut Decoder::default(), &stream, aligned).unwrap().len(), 1);
+}
+
+#[test]
+fn forged_batches_are_refused() {
+    let body = [0; 64];
+    let compressed = forged(&[(1, 0)], &[(0, 0), (0, 4)], &[], true, &body);
+    assert!(matches!(refusal(DataType::Int32, &compressed), Error::Unsupported("a compressed body")));
+
+    for buffers in [[(0, 0), (64, 4)], [(0, 0), (i64::MAX, 4)], [(0, 0), (-8, 8)], [(0, 0), (0, -1)]] {
+        let outside = forged(&[(1, 0)], &buffers, &[], false, &body);
+        assert!(matches!(refusal(DataType::Int32, &outside), Error::Buffers));
+    }
+    let overlapping = forged(&[(1, 0)], &[(0, 40), (0, 40)], &[], false, &body);
+    assert!(matches!(refusal(DataType::Int32, &overlapping), Error::Buffers));
+
+    let fault = |data_type, message: &[u8]| match refusal(data_type, message) {
+        Error::Column { fault, .. } => fault,
+        error => panic!("{error}"),
+    };
+    let short = forged(&[(17, 0)], &[(0, 0), (0, 64)], &[], false, &body);
+    assert!(matches!(fault(DataType::Int32, &short), Fault::Short { needed: 68, actual: 64 }));
+    let no_nulls = forged(&[(1, 1)], &[(0, 1), (8, 4)], &[], false, &[255; 64]);
+    assert!(matches!(fault(DataType::Int32, &no_nulls), Fault::NullCount));
+    let left_over = forged(&[(1, 0)], &[(0, 0), (0, 4), (8, 4)], &[], false, &body);
+    assert!(matches!(fault(DataType::Int32, &left_over), Fault::Shape));
+    let many_views = forged(&[(1, 0)], &[(0, 0), (0, 16)], &[i64::MAX], false, &body);
+    assert!(matches!(fault(DataType::Utf8View, &many_views), Fault::Shape));
+    let descending: Vec<u8> = [0_i32, 3, 1].iter().flat_map(|offset| offset.to_le_bytes()).collect();
+    let descending =
+        forged(&[(2, 0)], &[(0, 0), (0, 12), (12, 3)], &[], false, &[&descending[..], b"abc"].concat());
+    assert!(matches!(fault(DataType::Utf8, &descending), Fault::Offsets));
+    let huge = DataType::new_fixed_size_list(DataType::Null, i32::MAX, true);
+    let endless = forged(&[(i32::MAX.into(), 0), (1, 1)], &[(0, 0)], &[], false, &[]);
+    assert!(matches!(fault(huge, &endless), Fault::Child { actual: 1, .. }));
+}
+
+#[test]
+fn a_view_does_not_cut_a_character() {
+    // "é" is bytes 4 and 5, and the last two.
+    let data = "aaaaé".repeat(4);
+    let views = |start: usize, len: usize| {
+        let data = data.as_bytes();
+        let prefix = u32::from_le_bytes(data[start..start + 4].try_into().unwrap());
+        let view = len as u128 | u128::from(prefix) << 32 | (start as u128) << 96;
+        let body = [&view.to_le_bytes(), data].concat();
+        forged(&[(1, 0)], &[(0, 0), (0, 16), (16, data.len() as i64)], &[1], false, &body)
+    };
+    for (start, len) in [(5, 13), (0, 17), (5, 14)] {
+        let error = refusal(DataType::Utf8View, &views(start, len));
+        assert!(matches!(error, Error::Column { fault: Fault::Utf8, .. }), "{start} {len} {error}");
+        refusal_of_none(DataType::BinaryView, &views(start, len));
+    }
+    refusal_of_none(DataType::Utf8View, &views(0, 24));
+    refusal_of_none(DataType::Utf8View, &views(4, 14));
+}
+
+/// A hundred thousand views that each name the same million bytes, which are no string as a whole.
+#[test]
+fn strings_that_share_bytes_cost_no_more_than_there_are() {
+    let (views, bytes) = (100_000_usize, 1_000_000_usize);
+    let view = (bytes as u128 - 1) | u128::from(u32::from_le_bytes(*b"aaaa")) << 32;
+    let mut body: Vec<u8> = std::iter::repeat_n(view.to_le_bytes(), views).flatten().collect();
+    body.resize(views * 16 + bytes - 1, b'a');
+    body.push(0xff);
+    let buffers = [(0, 0), (0, views as i64 * 16), (views as i64 * 16, bytes as i64)];
+    let message = forged(&[(views as i64, 0)], &buffers, &[1], false, &body);
+    let error = refusal(DataType::Utf8View, &message);
+    assert!(matches!(error, Error::Column { fault: Fault::SharedViews, .. }), "{error}");
+}
