@@ -165,10 +165,10 @@ fn sock_diag(connection: &Connection) -> Result<(), Refusal> {
     let (client, server) = connection.addresses()?;
     match tcp::owner_of(client, server) {
         Ok(Some(_)) => Ok(()),
-        // Also said by a kernel whose sock_diag knows no TCP.
+        // Its sock_diag knows no TCP.
         Ok(None) => Err(Refusal {
             error: "does not know a connection that exists".into(),
-            reason: Some(Reason::Remote),
+            reason: Some(Reason::NoDiag),
             remedy: REMEDY,
         }),
         Err(errno) => Err(Refusal {
