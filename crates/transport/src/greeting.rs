@@ -8,7 +8,7 @@ use sha2::Sha256;
 
 use crate::reason::Reason;
 use crate::verbs::Endpoint;
-use crate::verbs::link::Memory;
+use crate::verbs::board::Memory;
 
 /// Bytes of a greeting.
 pub const LENGTH: usize = 160;

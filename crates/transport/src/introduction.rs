@@ -22,7 +22,8 @@ use crate::settings::settings;
 use crate::stream::transmit;
 use crate::uninterrupted::Uninterrupted;
 use crate::verbs::Endpoint;
-use crate::verbs::link::{Link, Memory};
+use crate::verbs::board::Memory;
+use crate::verbs::link::Link;
 use crate::waiting::add;
 use crate::{process, tcp};
 

@@ -41,7 +41,8 @@ use crate::reason::Reason;
 use crate::ring::{
     CLASSES, Consumer, DIRECTION_BYTES, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size,
 };
-use crate::verbs::link::{self, Failed, Link};
+use crate::verbs::board;
+use crate::verbs::link::{Failed, Link};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
 const VERSION: u32 = 1;
@@ -303,7 +304,7 @@ impl Segment {
             unsafe { self.base.add(bytes) }
         };
         let (ours, theirs) = (self.role as usize, 1 - self.role as usize);
-        let place = link::Place {
+        let place = board::Place {
             control: self.base,
             figures: FIGURES_OFFSET as u64,
             inbox: offset(DATA_OFFSET + theirs * WINDOWS),

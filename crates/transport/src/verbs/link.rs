@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
+use super::board::{BOARD_BYTES, Board, Figures, Memory, Place, SLOT_BYTES, STAGE_BYTES};
 use super::device;
 use super::ffi::access;
 use super::message::{Kind, Message, OVERHEAD, Room, span};
@@ -36,36 +37,6 @@ use crate::ring::{Lie, Popped, Pushed};
 use crate::settings::settings;
 use crate::uninterrupted::Uninterrupted;
 
-/// What the peer may write to, before the ring itself.
-#[repr(C)]
-struct Board {
-    /// Bytes of our outgoing ring that the peer has consumed, and of the stream.
-    credit: [AtomicU64; 2],
-    _pad0: [u64; 6],
-    /// The peer's `data_armed` and `space_armed`.
-    armed: [AtomicU64; 2],
-    _pad1: [u64; 6],
-    /// 1 once the peer is connected, too: from then on bytes may come in the ring.
-    ready: AtomicU64,
-    _pad2: [u64; 7],
-    /// Bells that the peer has counted; written after what they announce.
-    bells: AtomicU64,
-    _pad3: [u64; 7],
-    /// Where our own reads arrive: what the peer has posted, consumed, and consumed of the stream.
-    figures: [AtomicU64; 3],
-    /// Where a read arrives that only waits for what is before it.
-    flushed: AtomicU64,
-}
-
-/// Bytes before the ring.
-pub(crate) const BOARD_BYTES: u64 = 4096;
-/// Bytes before the image of the peer's ring: where small writes come from.
-pub(crate) const STAGE_BYTES: u64 = 4096;
-const SLOT_BYTES: u64 = 16;
-
-const _: () = assert!(size_of::<Board>() < BOARD_BYTES as usize);
-const _: () = assert!(DEPTH * SLOT_BYTES <= STAGE_BYTES);
-
 /// Bytes of a ring that data leaves free: for a pad, and the control messages that may follow.
 const RESERVE: u64 = 8 * OVERHEAD;
 
@@ -74,43 +45,6 @@ const BEHIND: u64 = 1 << 34;
 
 /// The largest and the smallest ring, in bytes.
 const RINGS: [u64; 2] = [8 << 20, 16 << 10];
-
-/// Words that the peer reads before it sleeps.
-#[derive(Debug)]
-#[repr(C)]
-pub(crate) struct Figures {
-    posted: AtomicU64,
-    consumed: AtomicU64,
-    consumed_stream: AtomicU64,
-}
-
-/// What a peer must know of this side's memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// Address and key of the board and, behind it, the ring.
-    pub inbox: u64,
-    /// See [`Self::inbox`].
-    pub inbox_key: u32,
-    /// Bytes of the ring: a power of two.
-    pub ring: u32,
-    /// Address and key of the page with the control words.
-    pub control: u64,
-    /// See [`Self::control`].
-    pub control_key: u32,
-}
-
-/// This side's memory, in its segment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// The page with the control words.
-    pub(crate) control: NonNull<u8>,
-    /// Offset in the page of [`Figures`].
-    pub(crate) figures: u64,
-    /// [`BOARD_BYTES`] and a ring.
-    pub(crate) inbox: NonNull<u8>,
-    /// [`STAGE_BYTES`] and an image of the peer's ring.
-    pub(crate) outbox: NonNull<u8>,
-}
 
 /// A connection's queue pair and rings.
 #[derive(Debug)]
