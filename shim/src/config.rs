@@ -5,7 +5,7 @@ use std::env::var;
 use std::sync::OnceLock;
 
 use thallus_transport::peers::Rule;
-use thallus_transport::settings::{self, Settings, class_within};
+use thallus_transport::settings::{self, Order, Settings, class_within};
 
 use crate::log;
 
@@ -73,6 +73,7 @@ fn start() -> bool {
             chosen.verbs.retries = retries as u8;
         },
     );
+    read("THALLUS_RDMA_ORDER", "one-write or two-writes", order, |order| chosen.verbs.order = Some(order));
     read(
         "THALLUS_RDMA_SL",
         "a number from 0 to 15",
@@ -145,6 +146,14 @@ fn read<T>(name: &str, wanted: &str, parse: impl Fn(&str) -> Option<T>, mut appl
     match parse(&text) {
         Some(value) => apply(value),
         None => log::warn!("{name}={text}: not {wanted}; taking the default"),
+    }
+}
+
+fn order(text: &str) -> Option<Order> {
+    match text {
+        "one-write" => Some(Order::OneWrite),
+        "two-writes" => Some(Order::TwoWrites),
+        _ => None,
     }
 }
 
