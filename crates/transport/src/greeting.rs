@@ -16,7 +16,7 @@ const SIGNED: usize = LENGTH - 32;
 
 /// Begins each greeting: no protocol in use begins so.
 const MAGIC: [u8; 15] = *b"\x00\xf5THALLUS-RDMA\xc3";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// A secret of one connection, so that no reply fits another's HELLO.
 pub type Nonce = [u8; 16];
@@ -109,6 +109,8 @@ impl Greeting {
         put(80, &self.memory.control.to_le_bytes());
         put(88, &self.memory.inbox_key.to_le_bytes());
         put(92, &self.memory.control_key.to_le_bytes());
+        put(96, &u32::from(self.endpoint.manager.is_some()).to_le_bytes());
+        put(100, &u32::from(self.endpoint.manager.unwrap_or(0)).to_le_bytes());
         if let Some(mac) = seal.sign(&bytes[..SIGNED]) {
             bytes[SIGNED..].copy_from_slice(&mac.finalize().into_bytes());
         }
@@ -151,6 +153,7 @@ impl Greeting {
                 number: word(56),
                 psn: word(60),
                 mtu: word(64),
+                manager: (word(96) != 0).then_some(word(100) as u16),
             },
             memory: Memory {
                 ring: word(68),
@@ -175,7 +178,7 @@ mod tests {
         Greeting {
             kind: Kind::Hello,
             nonce: *b"0123456789abcdef",
-            endpoint: Endpoint { number: 17, psn: 99, mtu: 3, gid: [7; 16] },
+            endpoint: Endpoint { number: 17, psn: 99, mtu: 3, gid: [7; 16], manager: Some(40_000) },
             memory: Memory { inbox: 1 << 40, inbox_key: 5, ring: 1 << 20, control: 2 << 40, control_key: 6 },
         }
     }

@@ -100,6 +100,8 @@ reasons! {
     Refused = 32 => "refused",
     /// The server's first bytes came before the client's.
     PeerSpokeFirst = 33 => "peer-spoke-first",
+    /// One side's device is iWARP, the other's is not.
+    OtherTransport = 34 => "other-transport",
 }
 
 impl fmt::Display for Reason {

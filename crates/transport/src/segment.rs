@@ -114,6 +114,8 @@ pub enum Greeting {
     AwaitsDown = 5,
     /// Back on TCP: what comes first has come before.
     Skips = 6,
+    /// Client: the server has replied, and the queue pair is being connected. What comes is the application's.
+    Connects = 7,
 }
 
 /// A mapped segment, seen from one of its ends. Unmapped when dropped.
@@ -262,6 +264,7 @@ impl Segment {
             4 => Greeting::OwesReply,
             5 => Greeting::AwaitsDown,
             6 => Greeting::Skips,
+            7 => Greeting::Connects,
             _ => Greeting::Done,
         }
     }
@@ -312,6 +315,12 @@ impl Segment {
         };
         // SAFETY: the link goes before the mapping: `attach` puts it under the care of `drop`, and so does whoever holds it.
         unsafe { Link::create(local, place) }
+    }
+
+    /// Whether the queue pair has failed, and the connection is still to go back to TCP. When the peer closes, an iWARP queue
+    /// pair fails: then there is nothing to go back for.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.link().is_some_and(Link::has_failed) && self.incoming().end() & end::CLOSED == 0
     }
 
     /// Uses `link` from now on.

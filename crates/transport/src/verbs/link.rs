@@ -17,7 +17,7 @@
 //! is written behind the message that they announce, so whoever knows of a bell can see its reason.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -27,8 +27,10 @@ use rustix::io::Errno;
 use super::board::{BOARD_BYTES, Board, Figures, Memory, Place, SLOT_BYTES, STAGE_BYTES, Said};
 use super::device;
 use super::ffi::access;
+use super::manager::{Nonce, Progress};
 use super::message::{Kind, Message, OVERHEAD, Room, VALIDITY, span};
 use super::queue::{DEPTH, Endpoint, Poster, QueuePair, Spot};
+use crate::arena::Role;
 use crate::control::Control;
 use crate::lock::Lock;
 use crate::process;
@@ -87,11 +89,12 @@ impl Link {
     /// # Safety
     /// The memory at `place` stays mapped as long as the link lives.
     pub(crate) unsafe fn create(local: SocketAddr, place: Place) -> Result<Self, Reason> {
-        let (port, device) = device::of_connection(local)?;
+        let (port, device, meeting) = device::of_connection(local)?;
+        let order = if meeting.is_some() { Order::TwoWrites } else { Order::OneWrite };
         let mut psn = [0u8; 4];
         rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
             .map_err(|_| Reason::NoVerbs)?;
-        let mut pair = QueuePair::create(port, device, u32::from_ne_bytes(psn))?;
+        let mut pair = QueuePair::create(port, device, meeting, u32::from_ne_bytes(psn))?;
         let range =
             |base: NonNull<u8>, length: u64| base.as_ptr()..base.as_ptr().wrapping_add(length as usize);
         let mut ring = settings().verbs.ring.clamp(RINGS[1], RINGS[0]).next_power_of_two();
@@ -139,7 +142,7 @@ impl Link {
             credited: AtomicU64::new(0),
             syncing: Lock::new(),
             known_credit: [const { AtomicU64::new(0) }; 2],
-            order: settings().verbs.order.unwrap_or(Order::OneWrite),
+            order: settings().verbs.order.unwrap_or(order),
             lied: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
             wake: (settings().place)(wake.map_err(|_| Reason::NoFds)?).map_err(|_| Reason::NoFds)?,
@@ -154,8 +157,15 @@ impl Link {
         (self.pair.local(), self.ours)
     }
 
-    /// Connects to the peer, whose ring is not larger than this side's image of it.
-    pub(crate) fn connect(&mut self, peer: Endpoint, memory: Memory) -> Result<(), Reason> {
+    /// Connects to the peer at `address`, or begins to: see [`Self::progress`].
+    pub(crate) fn connect(
+        &mut self,
+        peer: Endpoint,
+        memory: Memory,
+        role: Role,
+        address: SocketAddr,
+        nonce: Nonce,
+    ) -> Result<(), Reason> {
         let ring = u64::from(memory.ring);
         if !ring.is_power_of_two() || !(RINGS[1]..=RINGS[0]).contains(&ring) {
             return Err(Reason::BadOffer);
@@ -165,7 +175,17 @@ impl Link {
         self.inbox.size = ring;
         self.outbox.size = ring;
         self.theirs = memory;
-        self.pair.admit(peer)
+        match (peer.manager, role) {
+            (manager, _) if manager.is_some() != self.pair.needs_manager() => Err(Reason::OtherTransport),
+            (None, _) => self.pair.admit(peer),
+            (Some(_), Role::Server) => self.pair.listen(address.ip(), nonce),
+            (Some(port), Role::Client) => self.pair.approach(SocketAddr::new(address.ip(), port), nonce),
+        }
+    }
+
+    /// How far the connection has got; goes on with it, without waiting.
+    pub(crate) fn progress(&self) -> Progress {
+        self.pair.progress()
     }
 
     fn board(&self) -> &Board {
@@ -187,7 +207,7 @@ impl Link {
 
     /// Whether the peer has said that it is connected.
     pub(crate) fn peer_is_ready(&self) -> bool {
-        self.board().ready.load(Ordering::Acquire) != 0
+        self.progress() == Progress::Connected && self.board().ready.load(Ordering::Acquire) != 0
     }
 
     /// Tells the peer that this side is connected.
@@ -612,6 +632,11 @@ impl Link {
     /// A descriptor that is readable once [`Self::freeze`] was called: for sleepers whom no bell tells.
     pub(crate) fn wake(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
+    }
+
+    /// Descriptors of its own.
+    pub(crate) fn internal_fds(&self) -> [Option<i32>; 2] {
+        [Some(self.wake.as_raw_fd()), self.pair.manager_fd()]
     }
 
     /// What has been sent and not credited: the stream position where it begins, and the bytes. `None` if the peer has
