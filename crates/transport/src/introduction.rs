@@ -359,6 +359,7 @@ impl Connection {
         let Ok(mut pending) = self.pending.try_lock() else { return };
         let result = match pending.as_ref().map(|(link, _)| link.progress()) {
             None | Some(Progress::Pending) => return,
+            Some(Progress::Failed) if tcp::peer_has_closed(fd) => Err(Reason::ShutdownBeforeUpgrade),
             Some(Progress::Failed) => Err(Reason::NoRoute),
             Some(Progress::Connected) => pending.take().map(|(link, _)| link).ok_or(Reason::NoRoute),
         };
