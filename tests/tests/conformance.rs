@@ -13,6 +13,8 @@
 //! | swapped | on both | the other side listens |
 //! | cold, lukewarm | on both | the upgrade comes in the middle of the behaviour |
 //! | left-only, right-only | on one | nothing may change, nothing may leave TCP |
+//! | verbs | on both | in a virtual machine of scripts/rdma-vm: over RDMA |
+//! | one-write, two-writes, mixed | on both | the same, with messages written in one way, the other, or one by each side |
 //! | named, named-to-left | on both, on one | a rule names the peer for RDMA, and there is no device |
 //! | limitation, named-limitation | on both | fails as docs/limitations.md says; if it does not, that page is wrong |
 
@@ -50,6 +52,9 @@ const ONE_HOST: &[&str] = &[
     // two processes use a connection from its first byte on.
     "processes::two_processes_before_the_upgrade",
 ];
+
+/// What is run with each order in which messages may be written.
+const ORDERED: &[&str] = &["sizes::", "returning::"];
 
 /// Both sides of a pair spin while they wait, so more would only disturb each other.
 const PAIRS_AT_ONCE: usize = 2;
@@ -126,7 +131,17 @@ fn verbs_trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
     if behaviour.limitation.is_some() || elsewhere {
         return Vec::new();
     }
-    trials(name, behaviour, vec![("verbs", usual(), Preloaded::Both)])
+    let mut variants = vec![("verbs", usual())];
+    if ORDERED.iter().any(|prefix| name.starts_with(prefix)) {
+        const ORDERS: [Option<&str>; 2] = [Some("one-write"), Some("two-writes")];
+        variants = vec![
+            ("one-write", Variant { orders: [ORDERS[0]; 2], ..usual() }),
+            ("two-writes", Variant { orders: [ORDERS[1]; 2], ..usual() }),
+            ("mixed", Variant { orders: ORDERS, ..usual() }),
+        ];
+    }
+    let variants = variants.into_iter().map(|(name, variant)| (name, variant, Preloaded::Both));
+    trials(name, behaviour, variants.collect())
 }
 
 fn trials(

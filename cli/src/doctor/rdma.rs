@@ -164,6 +164,9 @@ pub(super) fn look(settings: &Settings, limits: &Limits, problems: &mut Vec<Prob
     }
 }
 
+/// The kernel's connection manager.
+const MANAGER: &str = "/dev/infiniband/rdma_cm";
+
 const MEMLOCK: &str = "ulimit -l unlimited (as root, or in /etc/security/limits.conf), systemd LimitMEMLOCK=infinity, \
                        docker run --ulimit memlock=-1; or smaller rings: THALLUS_RING=16K";
 
@@ -223,10 +226,11 @@ fn device(name: String, trials: &mut Trials, complain: &mut impl FnMut(String, &
         Some(port) if port.link_layer == "InfiniBand" => "infiniband",
         _ => "roce",
     };
-    if is_iwarp {
+    if is_iwarp && let Err(errno) = access(&PathBuf::from(MANAGER)) {
+        let error = std::io::Error::from(errno);
         complain(
-            format!("{name} is iWARP, which is not supported (connections show {})", Reason::NoDevice),
-            "a card with RoCE",
+            format!("{name}: iWARP needs {MANAGER}: {error} (connections show {})", Reason::NoDevice),
+            "modprobe rdma_ucm, and give the process the file",
         );
     }
     let driver = fs::read_link(folder.join("device/driver")).ok();

@@ -8,7 +8,7 @@ use thallus_transport::peers::same_host;
 use thallus_transport::reason::Reason;
 use thallus_transport::rendezvous;
 use thallus_transport::settings::Settings;
-use thallus_transport::verbs::trial::{self, Trial};
+use thallus_transport::verbs::{device, trial};
 
 use super::one_host::OneHost;
 use super::sheet::Sheet;
@@ -86,9 +86,21 @@ struct Way {
 struct Device {
     name: String,
     port: u8,
-    gid_index: u8,
-    gid: Ipv6Addr,
+    /// Null where GIDs hold no addresses: iWARP.
+    gid_index: Option<u8>,
+    gid: Option<Ipv6Addr>,
     kind: &'static str,
+}
+
+impl Device {
+    fn text(&self) -> String {
+        let Self { name, port, gid_index, gid, kind } = self;
+        let kind = super::rdma::kind_name(kind);
+        match (gid_index, gid) {
+            (Some(index), Some(gid)) => format!("{name} port {port}, GID {index}, {gid}, {kind}"),
+            _ => format!("{name} port {port}, {kind}"),
+        }
+    }
 }
 
 /// What carries the bytes.
@@ -216,27 +228,36 @@ impl Way {
     }
 
     fn by_rdma(&mut self, local: IpAddr, around: &Around<'_>) -> Conclusion {
-        if let Some(place) = thallus_transport::verbs::device::find(local.to_canonical()) {
-            let kind = if place.routable { "roce_v2" } else { "roce_v1" };
-            let gid = Ipv6Addr::from(place.gid);
-            let (name, port) = (place.device, place.port);
-            self.device = Some(Device { name, port, gid_index: place.index, gid, kind });
-        }
-        match (trial::attempt(local), &self.device) {
-            (Ok(Trial { .. }), Some(Device { name, port, gid_index, gid, kind })) => {
+        let trial = trial::attempt(local);
+        let place = match &trial {
+            Ok(trial) => Some((trial.place.clone(), trial.is_iwarp)),
+            Err(_) => device::find(local.to_canonical()).map(|place| (place, false)),
+        };
+        self.device = place.map(|(place, is_iwarp)| Device {
+            name: place.device,
+            port: place.port,
+            gid_index: (!is_iwarp).then_some(place.index),
+            gid: (!is_iwarp).then(|| place.gid.into()),
+            kind: match place.routable {
+                _ if is_iwarp => "iwarp",
+                true => "roce_v2",
+                false => "roce_v1",
+            },
+        });
+        match (trial, &self.device) {
+            (Ok(_), Some(device)) => {
                 let key = if around.key { " and the same key" } else { "" };
-                let kind = super::rdma::kind_name(kind);
-                let text = format!(
-                    "RDMA ({name} port {port}, GID {gid_index}, {gid}, {kind}), if the server runs Thallus with a rule for {local}{key}"
-                );
+                let device = device.text();
+                let text =
+                    format!("RDMA ({device}), if the server runs Thallus with a rule for {local}{key}");
                 Conclusion { fabric: Some("verbs"), reason: None, text, remedy: None }
             }
-            (Ok(_), None) | (Err(Reason::NoDevice), None) => Conclusion::tcp(
+            (_, None) => Conclusion::tcp(
                 Some(Reason::NoDevice),
                 format!("no RDMA port has the local address {local}"),
-                "a RoCE device on that address's network interface, or a route over one that has a device",
+                "an RDMA device on that address's network interface, or a route over one that has a device",
             ),
-            (Err(reason), _) => Conclusion::tcp(
+            (Err(reason), Some(_)) => Conclusion::tcp(
                 Some(reason),
                 format!("RDMA from {local} can't be used"),
                 "see RDMA, between hosts, above",
@@ -357,8 +378,8 @@ impl Way {
         }
         sheet.fact("in THALLUS_PORTS", yes_or_no(self.port_selected));
         sheet.fact("rule", self.rule.as_deref().unwrap_or("none"));
-        if let Some(Device { name, port, gid_index, .. }) = &self.device {
-            sheet.fact("RDMA port", format!("{name} port {port}, GID {gid_index}"));
+        if let Some(device) = &self.device {
+            sheet.fact("RDMA port", device.text());
         }
         sheet.fact("conclusion", &*self.conclusion.text);
         if let Some(remedy) = &self.conclusion.remedy {

@@ -7,7 +7,7 @@ use rustix::fs::Access;
 use serde::Serialize;
 use thallus_transport::environment::{self, Complaints, Log};
 use thallus_transport::ring::class_size;
-use thallus_transport::settings::Settings;
+use thallus_transport::settings::{Order, Settings};
 
 use super::sheet::Sheet;
 use super::{Problem, bytes};
@@ -22,6 +22,7 @@ const NAMES: [&str; 14] = [
     "THALLUS_RDMA_TIMEOUT",
     "THALLUS_RDMA_RETRY",
     "THALLUS_RDMA_SL",
+    "THALLUS_RDMA_ORDER",
     "THALLUS_PORTS",
     "THALLUS_UPGRADE_AFTER",
     "THALLUS_SPIN_US",
@@ -131,7 +132,7 @@ fn is_unused(name: &str, chosen: &Settings) -> bool {
         "THALLUS" | "THALLUS_FABRIC" | "THALLUS_LOG" => false,
         _ if environment::is_off() => true,
         "THALLUS_PEERS" | "THALLUS_PEERS_FILE" | "THALLUS_KEY_FILE" => !verbs,
-        "THALLUS_RDMA_TIMEOUT" | "THALLUS_RDMA_RETRY" | "THALLUS_RDMA_SL" => chosen.verbs.peers.is_empty(),
+        _ if name.starts_with("THALLUS_RDMA_") => chosen.verbs.peers.is_empty(),
         _ => false,
     }
 }
@@ -161,6 +162,11 @@ fn used(name: &str, chosen: &Settings, log: Option<&Log>) -> String {
         "THALLUS_RDMA_TIMEOUT" => verbs.timeout.to_string(),
         "THALLUS_RDMA_RETRY" => verbs.retries.to_string(),
         "THALLUS_RDMA_SL" => verbs.service_level.to_string(),
+        "THALLUS_RDMA_ORDER" => match verbs.order {
+            None => "by the device".into(),
+            Some(Order::OneWrite) => "one-write".into(),
+            Some(Order::TwoWrites) => "two-writes".into(),
+        },
         "THALLUS_PORTS" if chosen.ports.is_empty() => "all".into(),
         "THALLUS_PORTS" => {
             let ranges = chosen.ports.iter().map(|&(first, last)| match first == last {

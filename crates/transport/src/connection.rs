@@ -422,17 +422,18 @@ impl Connection {
     }
 
     /// Internal file descriptors that belong to this connection.
-    pub fn internal_fds(&self) -> [Option<i32>; 3] {
+    pub fn internal_fds(&self) -> [Option<i32>; 4] {
         use std::os::fd::AsRawFd;
-        let wake = self.wake_fd();
-        match self.bargain.try_lock() {
-            Ok(bargain) => [
-                bargain.offer.as_ref().map(AsRawFd::as_raw_fd),
-                bargain.arrived.as_ref().map(AsRawFd::as_raw_fd),
-                wake,
-            ],
-            Err(_) => [None, None, wake],
-        }
+        let bargain = self.bargain.try_lock().map_or([None; 2], |bargain| {
+            [&bargain.offer, &bargain.arrived].map(|fd| fd.as_ref().map(AsRawFd::as_raw_fd))
+        });
+        let link = self
+            .segment()
+            .and_then(Segment::link)
+            .map(Link::internal_fds)
+            .or_else(|| self.pending.try_lock().ok()?.as_ref().map(|(link, _)| link.internal_fds()));
+        let [wake, manager] = link.unwrap_or_default();
+        [bargain[0], bargain[1], wake, manager]
     }
 
     /// What a waiting call has to watch beside the socket: it becomes readable when the connection goes back to TCP.

@@ -4,7 +4,7 @@ use std::env::var;
 use std::fmt;
 
 use crate::peers::Rule;
-use crate::settings::{Settings, class_within};
+use crate::settings::{Order, Settings, class_within};
 
 /// How much to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -143,6 +143,9 @@ pub fn settings(mut chosen: Settings, complaints: &mut Complaints) -> Settings {
             chosen.verbs.retries = retries as u8;
         },
     );
+    complaints.read("THALLUS_RDMA_ORDER", "one-write or two-writes", order, |order| {
+        chosen.verbs.order = Some(order)
+    });
     complaints.read(
         "THALLUS_RDMA_SL",
         "a number from 0 to 15",
@@ -195,6 +198,14 @@ fn key(peers: &mut Vec<Rule>, complaints: &mut Complaints) -> Option<Vec<u8>> {
     }
     peers.clear();
     None
+}
+
+fn order(text: &str) -> Option<Order> {
+    match text {
+        "one-write" => Some(Order::OneWrite),
+        "two-writes" => Some(Order::TwoWrites),
+        _ => None,
+    }
 }
 
 fn number(text: &str) -> Option<u64> {

@@ -63,9 +63,7 @@ impl Connection {
     /// do.
     pub fn is_failing(&self) -> bool {
         self.block.has(flag::UNWANTED)
-            || self.segment().is_some_and(|segment| {
-                segment.link().is_some_and(Link::has_failed) || self.is_asked_back(segment)
-            })
+            || self.segment().is_some_and(|segment| segment.has_failed() || self.is_asked_back(segment))
     }
 
     /// Goes back to TCP if the fabric has failed, or that is wanted.
@@ -82,7 +80,7 @@ impl Connection {
 
     /// As [`Self::mend`]; the caller holds the receive lock.
     pub(crate) fn mend_locked(&self, fd: i32, segment: &Segment) {
-        if let Some(link) = segment.link().filter(|link| link.has_failed()) {
+        if let Some(link) = segment.link().filter(|_| segment.has_failed()) {
             self.go_back(fd, segment, link);
         } else if self.is_asked_back(segment) {
             self.follow_back(fd, segment);
@@ -124,6 +122,7 @@ impl Connection {
     /// Goes back to TCP on purpose, if this process drives a queue pair for it: a fork could not use that.
     pub fn leave_fabric(&self, fd: i32) {
         let Some(segment) = self.segment() else { return };
+        self.stop_connecting(fd, segment);
         let Some(link) = segment.link().filter(|link| link.is_usable() && !link.is_frozen()) else { return };
         if let Ok(_guard) = self.lock_receiving(fd) {
             self.go_back(fd, segment, link);

@@ -8,7 +8,7 @@ use sha2::Sha256;
 
 use crate::reason::Reason;
 use crate::verbs::Endpoint;
-use crate::verbs::link::Memory;
+use crate::verbs::board::Memory;
 
 /// Bytes of a greeting.
 pub const LENGTH: usize = 160;
@@ -16,7 +16,7 @@ const SIGNED: usize = LENGTH - 32;
 
 /// Begins each greeting: no protocol in use begins so.
 const MAGIC: [u8; 15] = *b"\x00\xf5THALLUS-RDMA\xc3";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// A secret of one connection, so that no reply fits another's HELLO.
 pub type Nonce = [u8; 16];
@@ -113,6 +113,8 @@ impl Greeting {
         put(80, &self.memory.control.to_le_bytes());
         put(88, &self.memory.inbox_key.to_le_bytes());
         put(92, &self.memory.control_key.to_le_bytes());
+        put(96, &u32::from(self.endpoint.manager.is_some()).to_le_bytes());
+        put(100, &u32::from(self.endpoint.manager.unwrap_or(0)).to_le_bytes());
         if let Some(mac) = seal.sign(&bytes[..SIGNED]) {
             bytes[SIGNED..].copy_from_slice(&mac.finalize().into_bytes());
         }
@@ -149,14 +151,16 @@ impl Greeting {
         };
         let gid = std::array::from_fn(|i| bytes[40 + i]);
         let sender = if kind == Kind::Hello { seal.client } else { seal.server };
+        // A connection manager is met at the TCP connection's address.
+        let manager = (word(96) != 0).then_some(word(100) as u16);
         // Else whoever greets could make this side write to a third host's memory.
-        if !matches!(kind, Kind::Refusal(_)) && gid != mapped(sender).octets() {
+        if !matches!(kind, Kind::Refusal(_)) && manager.is_none() && gid != mapped(sender).octets() {
             return Opening::Unusable(Reason::BadOffer);
         }
         Opening::Whole(Self {
             kind,
             nonce: said,
-            endpoint: Endpoint { gid, number: word(56), psn: word(60), mtu: word(64) },
+            endpoint: Endpoint { gid, number: word(56), psn: word(60), mtu: word(64), manager },
             memory: Memory {
                 ring: word(68),
                 inbox: long(72),
@@ -184,7 +188,7 @@ mod tests {
         Greeting {
             kind: Kind::Hello,
             nonce: *b"0123456789abcdef",
-            endpoint: Endpoint { number: 17, psn: 99, mtu: 3, gid: gid("::ffff:10.0.0.1") },
+            endpoint: Endpoint { number: 17, psn: 99, mtu: 3, gid: gid("::ffff:10.0.0.1"), manager: None },
             memory: Memory { inbox: 1 << 40, inbox_key: 5, ring: 1 << 20, control: 2 << 40, control_key: 6 },
         }
     }

@@ -21,8 +21,9 @@ use crate::segment::{Greeting, Segment};
 use crate::settings::settings;
 use crate::stream::transmit;
 use crate::uninterrupted::Uninterrupted;
-use crate::verbs::Endpoint;
-use crate::verbs::link::{Link, Memory};
+use crate::verbs::board::Memory;
+use crate::verbs::link::Link;
+use crate::verbs::{Endpoint, Progress};
 use crate::waiting::add;
 use crate::{process, tcp};
 
@@ -203,7 +204,7 @@ impl Connection {
         };
         let link = self.block.local().ok_or(Reason::NoDevice).and_then(|local| segment.make_link(local));
         let link = link.and_then(|mut link| {
-            link.connect(hello.endpoint, hello.memory)?;
+            link.connect(hello.endpoint, hello.memory, Role::Server, seal.client, hello.nonce)?;
             Ok(link)
         });
         let (kind, (endpoint, memory)) = match &link {
@@ -221,6 +222,10 @@ impl Connection {
         }
         match segment.greeting() {
             Greeting::Done | Greeting::OwesReply => true,
+            Greeting::Connects => {
+                self.go_on_connecting(fd, segment);
+                true
+            }
             Greeting::AwaitsDown | Greeting::Skips => self.take_down_frame(fd, segment),
             awaited => self.look_for_greeting(fd, segment, awaited),
         }
@@ -329,14 +334,52 @@ impl Connection {
         Ok(())
     }
 
-    /// Client: connects to the server that replied, and tells it.
+    /// Client: connects to the server that replied, or begins to.
     fn agree(&self, fd: i32, segment: &Segment, reply: &greeting::Greeting) -> Result<(), Reason> {
         if reply.kind != Kind::Reply {
             return Err(Reason::Refused);
         }
         let pending = self.pending.lock().ok().and_then(|mut pending| pending.take());
-        let (mut link, _) = pending.ok_or(Reason::Refused)?;
-        link.connect(reply.endpoint, reply.memory)?;
+        let (mut link, nonce) = pending.ok_or(Reason::Refused)?;
+        let server = self.block.peer().ok_or(Reason::NoRoute)?;
+        link.connect(reply.endpoint, reply.memory, Role::Client, server, nonce)?;
+        if link.progress() == Progress::Connected {
+            return self.enter_fabric(fd, segment, link);
+        }
+        *self.pending.lock().map_err(|_| Reason::Refused)? = Some((link, nonce));
+        segment.set_greeting(Greeting::Connects);
+        Ok(())
+    }
+
+    /// Client: goes on connecting. The caller holds a direction lock.
+    #[cold]
+    pub(crate) fn go_on_connecting(&self, fd: i32, segment: &Segment) {
+        let _uninterrupted = Uninterrupted::begin();
+        // Another thread is at it, or will be.
+        let Ok(mut pending) = self.pending.try_lock() else { return };
+        let result = match pending.as_ref().map(|(link, _)| link.progress()) {
+            None | Some(Progress::Pending) => return,
+            Some(Progress::Failed) if tcp::peer_has_closed(fd) => Err(Reason::ShutdownBeforeUpgrade),
+            Some(Progress::Failed) => Err(Reason::NoRoute),
+            Some(Progress::Connected) => pending.take().map(|(link, _)| link).ok_or(Reason::NoRoute),
+        };
+        drop(pending);
+        segment.set_greeting(Greeting::Done);
+        if let Err(reason) = result.and_then(|link| self.enter_fabric(fd, segment, link)) {
+            self.give_up(fd, reason);
+        }
+    }
+
+    /// Client, before a fork, which can't use what this process connects: stays on TCP.
+    pub(crate) fn stop_connecting(&self, fd: i32, segment: &Segment) {
+        if segment.greeting() == Greeting::Connects {
+            segment.set_greeting(Greeting::Done);
+            self.give_up(fd, Reason::SharedBeforeUpgrade);
+        }
+    }
+
+    /// Client: tells the server that both are connected, and uses the queue pair from now on.
+    fn enter_fabric(&self, fd: i32, segment: &Segment, link: Link) -> Result<(), Reason> {
         // A server that sends nothing more can't wake this side's sleepers.
         if tcp::peer_has_closed(fd) {
             return Err(Reason::ShutdownBeforeUpgrade);

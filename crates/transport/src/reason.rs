@@ -102,6 +102,8 @@ reasons! {
     PeerSpokeFirst = 33 => "peer-spoke-first",
     /// `thallus pin`.
     ByRequest = 34 => "by-request",
+    /// One side's device is iWARP, the other's is not.
+    OtherTransport = 35 => "other-transport",
 }
 
 impl fmt::Display for Reason {

@@ -41,7 +41,8 @@ use crate::reason::Reason;
 use crate::ring::{
     CLASSES, Consumer, DIRECTION_BYTES, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size,
 };
-use crate::verbs::link::{self, Failed, Link};
+use crate::verbs::board;
+use crate::verbs::link::{Failed, Link};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
 const VERSION: u32 = 1;
@@ -113,6 +114,8 @@ pub enum Greeting {
     AwaitsDown = 5,
     /// Back on TCP: what comes first has come before.
     Skips = 6,
+    /// Client: the server has replied, and the queue pair is being connected. What comes is the application's.
+    Connects = 7,
 }
 
 /// A mapped segment, seen from one of its ends. Unmapped when dropped.
@@ -267,6 +270,7 @@ impl Segment {
             4 => Greeting::OwesReply,
             5 => Greeting::AwaitsDown,
             6 => Greeting::Skips,
+            7 => Greeting::Connects,
             _ => Greeting::Done,
         }
     }
@@ -309,7 +313,7 @@ impl Segment {
             unsafe { self.base.add(bytes) }
         };
         let (ours, theirs) = (self.role as usize, 1 - self.role as usize);
-        let place = link::Place {
+        let place = board::Place {
             control: self.base,
             figures: FIGURES_OFFSET as u64,
             inbox: offset(DATA_OFFSET + theirs * WINDOWS),
@@ -317,6 +321,12 @@ impl Segment {
         };
         // SAFETY: the link goes before the mapping: `attach` puts it under the care of `drop`, and so does whoever holds it.
         unsafe { Link::create(local, place) }
+    }
+
+    /// Whether the queue pair has failed, and the connection is still to go back to TCP. When the peer closes, an iWARP queue
+    /// pair fails: then there is nothing to go back for.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.link().is_some_and(Link::has_failed) && self.incoming().end() & end::CLOSED == 0
     }
 
     /// Uses `link` from now on.

@@ -59,12 +59,24 @@ pub struct Verbs {
     pub key: Option<Vec<u8>>,
     /// Bytes of each ring, if as much memory may be locked.
     pub ring: u64,
+    /// How messages are written; without a choice as the device needs it.
+    pub order: Option<Order>,
     /// Service level of the path.
     pub service_level: u8,
     /// Acknowledgement timeout: 4.096 µs · 2ⁿ (InfiniBand Architecture, "Local ACK Timeout").
     pub timeout: u8,
     /// Retries before a queue pair fails. With 7 soft-RoCE never gives up.
     pub retries: u8,
+}
+
+/// How a message is written into the peer's ring. Whoever reads it need not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// By one RDMA WRITE: the device places its bytes in order.
+    OneWrite,
+    /// Its last word by a second RDMA WRITE: the device places one write's bytes in any order, but all of them before those
+    /// of the next.
+    TwoWrites,
 }
 
 impl Default for Verbs {
@@ -74,6 +86,7 @@ impl Default for Verbs {
             on_one_host: false,
             key: None,
             ring: 2 << 20,
+            order: None,
             service_level: 0,
             timeout: 14,
             retries: 6,

@@ -271,8 +271,11 @@ impl Connection {
         if self.is_closed() {
             return Err(Errno::BADF);
         }
+        if segment.greeting() == Greeting::Connects {
+            self.go_on_connecting(fd, segment);
+        }
         let switched = self.send_switched(segment);
-        if segment.link().is_some_and(Link::has_failed) || self.is_asked_back(segment) {
+        if segment.has_failed() || self.is_asked_back(segment) {
             return Err(FAILED);
         }
         if !switched {
@@ -298,6 +301,11 @@ impl Connection {
             let pushed = match pushed {
                 Ok(pushed) => pushed,
                 Err(Failed::Lie) => return Err(self.broken(Lie)),
+                Err(Failed::Device(Errno::CONNRESET))
+                    if total == 0 && segment.incoming().end() & end::CLOSED != 0 =>
+                {
+                    return self.send_into_void(fd, segment, source);
+                }
                 Err(Failed::Device(Errno::CONNRESET)) => {
                     // What has been posted is kept until it is credited, and sent again.
                     let failed = self.fabric_failed(segment);

@@ -23,7 +23,6 @@ use crate::segment::Segment;
 use crate::settings::settings;
 use crate::stream::FAILED;
 use crate::uninterrupted::Descriptor;
-use crate::verbs::link::Link;
 use crate::{process, waiting};
 
 /// How long one connection, or one set of them, spins: it follows how soon data used to come.
@@ -378,7 +377,7 @@ impl Connection {
         if self.side_length() > 0 || self.block.has(flag::PEER_GONE | flag::SHUT_RD) {
             return true;
         }
-        if segment.link().is_some_and(Link::has_failed) {
+        if segment.has_failed() {
             // Nobody sleeps before it is mended.
             return true;
         }

@@ -26,6 +26,7 @@ mod processes;
 mod returning;
 mod scarce;
 mod signals;
+mod sizes;
 mod switching;
 mod threads;
 mod timeouts;
@@ -191,6 +192,7 @@ impl Behaviour {
 /// All behaviours, by area.
 pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("basic", basic::ALL),
+    ("sizes", sizes::ALL),
     ("flags", flags::ALL),
     ("timeouts", timeouts::ALL),
     ("ending", ending::ALL),

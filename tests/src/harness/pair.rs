@@ -56,6 +56,8 @@ pub struct Variant {
     pub named: bool,
     /// Whether the left side connects and the right one listens.
     pub swapped: bool,
+    /// How the left and the right side write messages over RDMA (`THALLUS_RDMA_ORDER`), if not as the device needs it.
+    pub orders: [Option<&'static str>; 2],
     /// How long both sides may take.
     pub patience: Duration,
 }
@@ -68,6 +70,7 @@ impl Variant {
         upgrade_after: 1,
         named: false,
         swapped: false,
+        orders: [None; 2],
         patience: DEADLINE,
     };
 }
@@ -251,6 +254,9 @@ impl Place<'_> {
             if network != Network::Loopback {
                 set("THALLUS_FABRIC", "verbs".as_ref());
                 set("THALLUS_PEERS", "10.0.0.0/24".as_ref());
+                if let Some(order) = variant.orders[usize::from(!self.left)] {
+                    set("THALLUS_RDMA_ORDER", order.as_ref());
+                }
             } else if variant.named {
                 set("THALLUS_FABRIC", "verbs".as_ref());
                 set("THALLUS_PEERS", "0.0.0.0/0,::/0".as_ref());

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use rustix::io::Errno;
 
 use super::ffi::{self, Context, PortAttributes, Verbs};
+use super::manager::{self, Meeting};
+use super::queue;
 use crate::process;
 use crate::reason::Reason;
 use crate::settings::settings;
@@ -93,7 +95,8 @@ static OPEN: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
 /// The descriptors of devices that this process has opened.
 pub fn internal_fds() -> Vec<i32> {
     let Ok(open) = OPEN.try_lock() else { return Vec::new() };
-    open.iter().flat_map(|device| device.fds.iter().map(|fd| fd.load(Ordering::Relaxed))).collect()
+    let devices = open.iter().flat_map(|device| device.fds.iter().map(|fd| fd.load(Ordering::Relaxed)));
+    devices.chain(queue::kept_fds()).collect()
 }
 
 impl Device {
@@ -179,9 +182,17 @@ fn move_away(context: &mut Context) -> [i32; 2] {
     [context.cmd_fd, context.async_fd]
 }
 
-/// The local address of a connection, if an RDMA port has it.
-pub(super) fn of_connection(local: SocketAddr) -> Result<(Place, &'static Device), Reason> {
-    let place = find(local.ip().to_canonical()).ok_or(Reason::NoDevice)?;
+/// The port that has a connection's local address, and for an iWARP device what connects its queue pairs.
+pub(super) fn of_connection(local: SocketAddr) -> Result<(Place, &'static Device, Option<Meeting>), Reason> {
+    let (place, meeting) = match find(local.ip().to_canonical()) {
+        Some(place) => (place, None),
+        // Their GIDs hold no addresses.
+        None if manager::has_device() => {
+            let (meeting, device, port) = Meeting::bind(local)?;
+            (Place { device, port, index: 0, gid: [0; 16], routable: false }, Some(meeting))
+        }
+        None => return Err(Reason::NoDevice),
+    };
     let device = Device::open(&place.device)?;
-    Ok((place, device))
+    Ok((place, device, meeting))
 }

@@ -17,54 +17,27 @@
 //! is written behind the message that they announce, so whoever knows of a bell can see its reason.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
+use super::board::{BOARD_BYTES, Board, Figures, Memory, Place, SLOT_BYTES, STAGE_BYTES, Said};
 use super::device;
 use super::ffi::access;
-use super::message::{Kind, Message, OVERHEAD, Room, span};
-use super::queue::{DEPTH, Endpoint, QueuePair, Spot};
+use super::manager::{Nonce, Progress};
+use super::message::{Kind, Message, OVERHEAD, Room, VALIDITY, span};
+use super::queue::{DEPTH, Endpoint, Poster, QueuePair, Spot};
+use crate::arena::Role;
 use crate::control::Control;
 use crate::lock::Lock;
 use crate::process;
 use crate::reason::Reason;
 use crate::ring::{Lie, Popped, Pushed};
-use crate::settings::settings;
+use crate::settings::{Order, settings};
 use crate::uninterrupted::Uninterrupted;
-
-/// What the peer may write to, before the ring itself.
-#[repr(C)]
-struct Board {
-    /// Bytes of our outgoing ring that the peer has consumed, and of the stream.
-    credit: [AtomicU64; 2],
-    _pad0: [u64; 6],
-    /// The peer's `data_armed` and `space_armed`.
-    armed: [AtomicU64; 2],
-    _pad1: [u64; 6],
-    /// 1 once the peer is connected, too: from then on bytes may come in the ring.
-    ready: AtomicU64,
-    _pad2: [u64; 7],
-    /// Bells that the peer has counted; written after what they announce.
-    bells: AtomicU64,
-    _pad3: [u64; 7],
-    /// Where our own reads arrive: what the peer has posted, consumed, and consumed of the stream.
-    figures: [AtomicU64; 3],
-    /// Where a read arrives that only waits for what is before it.
-    flushed: AtomicU64,
-}
-
-/// Bytes before the ring.
-pub(crate) const BOARD_BYTES: u64 = 4096;
-/// Bytes before the image of the peer's ring: where small writes come from.
-pub(crate) const STAGE_BYTES: u64 = 4096;
-const SLOT_BYTES: u64 = 16;
-
-const _: () = assert!(size_of::<Board>() < BOARD_BYTES as usize);
-const _: () = assert!(DEPTH * SLOT_BYTES <= STAGE_BYTES);
 
 /// Bytes of a ring that data leaves free: for a pad, and the control messages that may follow.
 const RESERVE: u64 = 8 * OVERHEAD;
@@ -74,43 +47,6 @@ const BEHIND: u64 = 1 << 34;
 
 /// The largest and the smallest ring, in bytes.
 const RINGS: [u64; 2] = [8 << 20, 16 << 10];
-
-/// Words that the peer reads before it sleeps.
-#[derive(Debug)]
-#[repr(C)]
-pub(crate) struct Figures {
-    posted: AtomicU64,
-    consumed: AtomicU64,
-    consumed_stream: AtomicU64,
-}
-
-/// What a peer must know of this side's memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// Address and key of the board and, behind it, the ring.
-    pub inbox: u64,
-    /// See [`Self::inbox`].
-    pub inbox_key: u32,
-    /// Bytes of the ring: a power of two.
-    pub ring: u32,
-    /// Address and key of the page with the control words.
-    pub control: u64,
-    /// See [`Self::control`].
-    pub control_key: u32,
-}
-
-/// This side's memory, in its segment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// The page with the control words.
-    pub(crate) control: NonNull<u8>,
-    /// Offset in the page of [`Figures`].
-    pub(crate) figures: u64,
-    /// [`BOARD_BYTES`] and a ring.
-    pub(crate) inbox: NonNull<u8>,
-    /// [`STAGE_BYTES`] and an image of the peer's ring.
-    pub(crate) outbox: NonNull<u8>,
-}
 
 /// A connection's queue pair and rings.
 #[derive(Debug)]
@@ -132,6 +68,9 @@ pub struct Link {
     credited: AtomicU64,
     /// Held from the reads of [`Self::sync`] until their results have been taken: bells never get ahead of the rest.
     syncing: Lock,
+    /// The greatest credit that has come: bytes of the outgoing ring, and of the stream.
+    known_credit: [AtomicU64; 2],
+    order: Order,
     lied: AtomicBool,
     /// Nothing that arrives counts any more.
     frozen: AtomicBool,
@@ -150,11 +89,12 @@ impl Link {
     /// # Safety
     /// The memory at `place` stays mapped as long as the link lives.
     pub(crate) unsafe fn create(local: SocketAddr, place: Place) -> Result<Self, Reason> {
-        let (port, device) = device::of_connection(local)?;
+        let (port, device, meeting) = device::of_connection(local)?;
+        let order = if meeting.is_some() { Order::TwoWrites } else { Order::OneWrite };
         let mut psn = [0u8; 4];
         rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
             .map_err(|_| Reason::NoVerbs)?;
-        let mut pair = QueuePair::create(port, device, u32::from_ne_bytes(psn))?;
+        let mut pair = QueuePair::create(port, device, meeting, u32::from_ne_bytes(psn))?;
         let range =
             |base: NonNull<u8>, length: u64| base.as_ptr()..base.as_ptr().wrapping_add(length as usize);
         let mut ring = settings().verbs.ring.clamp(RINGS[1], RINGS[0]).next_power_of_two();
@@ -201,15 +141,25 @@ impl Link {
             within: AtomicU64::new(0),
             credited: AtomicU64::new(0),
             syncing: Lock::new(),
+            known_credit: [const { AtomicU64::new(0) }; 2],
+            order: settings().verbs.order.unwrap_or(order),
             lied: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
             wake: (settings().place)(wake.map_err(|_| Reason::NoFds)?).map_err(|_| Reason::NoFds)?,
         };
         // As if the peer slept, until it says otherwise: the first message rings.
-        for word in &link.board().armed {
-            word.store(u64::from(u32::MAX) << 32 | 1, Ordering::Relaxed);
-        }
+        link.board().armed.preset([u64::from(u32::MAX) << 32 | 1; 2]);
         Ok(link)
+    }
+
+    /// The port that it uses.
+    pub(super) fn port(&self) -> &device::Place {
+        self.pair.port()
+    }
+
+    /// Whether the connection manager connects it: iWARP.
+    pub(super) fn needs_manager(&self) -> bool {
+        self.pair.needs_manager()
     }
 
     /// What the peer must know.
@@ -217,8 +167,15 @@ impl Link {
         (self.pair.local(), self.ours)
     }
 
-    /// Connects to the peer, whose ring is not larger than this side's image of it.
-    pub(crate) fn connect(&mut self, peer: Endpoint, memory: Memory) -> Result<(), Reason> {
+    /// Connects to the peer at `address`, or begins to: see [`Self::progress`].
+    pub(crate) fn connect(
+        &mut self,
+        peer: Endpoint,
+        memory: Memory,
+        role: Role,
+        address: SocketAddr,
+        nonce: Nonce,
+    ) -> Result<(), Reason> {
         let ring = u64::from(memory.ring);
         if !ring.is_power_of_two() || !(RINGS[1]..=RINGS[0]).contains(&ring) {
             return Err(Reason::BadOffer);
@@ -228,7 +185,17 @@ impl Link {
         self.inbox.size = ring;
         self.outbox.size = ring;
         self.theirs = memory;
-        self.pair.admit(peer)
+        match (peer.manager, role) {
+            (manager, _) if manager.is_some() != self.pair.needs_manager() => Err(Reason::OtherTransport),
+            (None, _) => self.pair.admit(peer),
+            (Some(_), Role::Server) => self.pair.listen(address.ip(), nonce),
+            (Some(port), Role::Client) => self.pair.approach(SocketAddr::new(address.ip(), port), nonce),
+        }
+    }
+
+    /// How far the connection has got; goes on with it, without waiting.
+    pub(crate) fn progress(&self) -> Progress {
+        self.pair.progress()
     }
 
     fn board(&self) -> &Board {
@@ -250,27 +217,44 @@ impl Link {
 
     /// Whether the peer has said that it is connected.
     pub(crate) fn peer_is_ready(&self) -> bool {
-        self.board().ready.load(Ordering::Acquire) != 0
+        self.progress() == Progress::Connected && self.board().ready.load(Ordering::Acquire) != 0
     }
 
     /// Tells the peer that this side is connected.
     pub(crate) fn announce_ready(&self) -> Result<(), Errno> {
         let poster = self.pair.begin(1)?;
-        let from = self.stage(&[1]);
-        poster.write(from, self.their_board(std::mem::offset_of!(Board, ready)), 8).map(|_| ())
+        self.write_words(&poster, std::mem::offset_of!(Board, ready), &[1])
     }
 
     fn their_board(&self, offset: usize) -> Spot {
         Spot { address: self.theirs.inbox + offset as u64, key: self.theirs.inbox_key }
     }
 
-    /// Puts words where a request can take them from, as long as it is in flight. The caller posts the request next.
-    fn stage(&self, words: &[u64]) -> Spot {
+    /// Writes words to the peer's board, at this offset.
+    fn write_words(&self, poster: &Poster<'_>, offset: usize, words: &[u64]) -> Result<(), Errno> {
+        // They stay there as long as the request is in flight.
         let slot = (self.pair.last_posted() + 1) % DEPTH * SLOT_BYTES;
         let target = self.place.outbox.as_ptr().wrapping_add(slot as usize).cast::<u64>();
-        // SAFETY: a slot of the stage, which has room for two words.
-        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), target, words.len().min(2)) };
-        Spot { address: self.place.outbox.as_ptr().expose_provenance() as u64 + slot, key: self.keys[1] }
+        let count = words.len().min(SLOT_BYTES as usize / 8);
+        // SAFETY: a slot of the stage, which has room for so many words.
+        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), target, count) };
+        let from =
+            Spot { address: self.place.outbox.as_ptr().expose_provenance() as u64 + slot, key: self.keys[1] };
+        poster.write(from, self.their_board(offset), count * 8).map(|_| ())
+    }
+
+    /// Bytes of the outgoing ring, and of the stream, that the peer is known to have consumed.
+    fn credit(&self) -> [u64; 2] {
+        if let Some(credit) = self.board().credit.read() {
+            self.learn_credit(credit);
+        }
+        [0, 1].map(|index: usize| self.known_credit[index].load(Ordering::Acquire))
+    }
+
+    fn learn_credit(&self, credit: [u64; 2]) {
+        for (known, credit) in self.known_credit.iter().zip(credit) {
+            known.fetch_max(credit, Ordering::AcqRel);
+        }
     }
 
     // ---- receiving
@@ -288,7 +272,7 @@ impl Link {
             return;
         }
         // First: what these bells announced has arrived before their count.
-        let bells = self.board().bells.load(Ordering::Acquire);
+        let bells = self.board().bells.read().map_or(0, |words| words[0]);
         if bells > control.rung.0.count.load(Ordering::Relaxed) {
             control.rung.0.count.fetch_max(bells, Ordering::AcqRel);
         }
@@ -410,9 +394,10 @@ impl Link {
         let emptied = control.is_empty();
         // A sender that sleeps for space has said so; it is woken when a good part is free.
         let free = self.inbox.size.saturating_sub(self.scanned_ahead(position));
-        let wanted = self.board().armed[1].load(Ordering::Acquire);
         let room = emptied || free >= self.inbox.size / 4;
-        let ring = room && control.claim_space_bell_of(wanted);
+        // While a sleeper's words arrive, nobody knows whom they leave asleep: one bell too many does no harm.
+        let armed = self.board().armed.read();
+        let ring = room && armed.is_none_or(|armed| control.claim_space_bell_of(armed[1]));
         if ring || position - self.credited.load(Ordering::Relaxed) >= self.inbox.size / 8 {
             let _ = self.give_credit();
         }
@@ -430,8 +415,8 @@ impl Link {
         let figures = self.figures();
         let stream = figures.consumed_stream.load(Ordering::Acquire);
         let consumed = figures.consumed.load(Ordering::Acquire);
-        let from = self.stage(&[consumed, stream]);
-        poster.write(from, self.their_board(std::mem::offset_of!(Board, credit)), 16)?;
+        let said = Said::of([consumed, stream]);
+        self.write_words(&poster, std::mem::offset_of!(Board, credit), &said)?;
         self.credited.store(consumed, Ordering::Relaxed);
         Ok(())
     }
@@ -443,16 +428,14 @@ impl Link {
         if self.is_frozen() {
             return;
         }
-        let board = self.board();
-        let stream = board.credit[1].load(Ordering::Acquire).max(board.figures[2].load(Ordering::Acquire));
+        let stream = self.credit()[1];
         // The peer may be faster than this side's note of what it has posted.
         control.tail.0.fetch_max(stream.min(control.head()), Ordering::AcqRel);
     }
 
     /// Bytes of the peer's ring that are free.
     fn free(&self) -> Result<u64, Lie> {
-        let board = self.board();
-        let consumed = board.credit[0].load(Ordering::Acquire).max(board.figures[1].load(Ordering::Acquire));
+        let consumed = self.credit()[0];
         let posted = self.figures().posted.load(Ordering::Relaxed);
         let used = posted.checked_sub(consumed).ok_or(Lie)?;
         self.outbox.size.checked_sub(used).ok_or(Lie)
@@ -486,7 +469,7 @@ impl Link {
     /// After something was posted: whether a sleeping peer has to be rung for.
     fn claims_bell(&self, control: &Control) -> bool {
         fence(Ordering::SeqCst);
-        control.claim_data_bell_of(self.board().armed[0].load(Ordering::Acquire))
+        self.board().armed.read().is_none_or(|armed| control.claim_data_bell_of(armed[0]))
     }
 
     /// Posts one message. Bytes of its payload, 0 if there is no room.
@@ -526,10 +509,21 @@ impl Link {
     }
 
     fn send(&self, offset: u64, size: usize) -> Result<(), Errno> {
-        let poster = self.pair.begin(1)?;
-        let from = Spot { address: self.outbox.at(offset).expose_provenance() as u64, key: self.keys[1] };
-        let to = Spot { address: self.theirs.inbox + BOARD_BYTES + offset, key: self.theirs.inbox_key };
-        poster.write(from, to, size).map(|_| ())
+        let poster = self.pair.begin(2)?;
+        let first = match self.order {
+            Order::OneWrite => size,
+            Order::TwoWrites => size - VALIDITY,
+        };
+        for (start, end) in [(0, first), (first, size)] {
+            if start == end {
+                continue;
+            }
+            let at = offset + start as u64;
+            let from = Spot { address: self.outbox.at(at).expose_provenance() as u64, key: self.keys[1] };
+            let to = Spot { address: self.theirs.inbox + BOARD_BYTES + at, key: self.theirs.inbox_key };
+            poster.write(from, to, end - start)?;
+        }
+        Ok(())
     }
 
     /// Tells the peer how many bytes precede the ring on TCP, and waits until it can know: a bell on TCP must not
@@ -577,17 +571,19 @@ impl Link {
         let id = {
             let poster = self.pair.begin(3)?;
             let words = [incoming.data_armed.0.word(), outgoing.space_armed.0.word()];
-            poster.write(self.stage(&words), self.their_board(std::mem::offset_of!(Board, armed)), 16)?;
+            self.write_words(&poster, std::mem::offset_of!(Board, armed), &Said::of(words))?;
             let figures = self.figures();
             let credit =
                 [&figures.consumed, &figures.consumed_stream].map(|word| word.load(Ordering::Acquire));
-            poster.write(self.stage(&credit), self.their_board(std::mem::offset_of!(Board, credit)), 16)?;
+            self.write_words(&poster, std::mem::offset_of!(Board, credit), &Said::of(credit))?;
             self.credited.store(credit[0], Ordering::Relaxed);
             let figures = self.our_board(std::mem::offset_of!(Board, figures));
             poster.read(figures, self.their_page(self.place.figures), 24)?
         };
         self.pair.wait_for(id)?;
-        let posted = self.board().figures[0].load(Ordering::Acquire);
+        let [posted, consumed, stream] =
+            self.board().figures.each_ref().map(|word| word.load(Ordering::Acquire));
+        self.learn_credit([consumed, stream]);
         let mut looks = 0u32;
         loop {
             self.try_scan(incoming).map_err(|_| Errno::CONNRESET)?;
@@ -608,8 +604,7 @@ impl Link {
     /// Tells the peer how many bells have been counted.
     pub(crate) fn announce_bells(&self, count: u64) -> Result<(), Errno> {
         let poster = self.pair.begin(1)?;
-        let to = self.their_board(std::mem::offset_of!(Board, bells));
-        poster.write(self.stage(&[count]), to, 8).map(|_| ())
+        self.write_words(&poster, std::mem::offset_of!(Board, bells), &Said::of([count, 0]))
     }
 
     /// The last word to the peer: what has been consumed; and waits until everything has arrived.
@@ -649,13 +644,16 @@ impl Link {
         self.wake.as_fd()
     }
 
+    /// Descriptors of its own.
+    pub(crate) fn internal_fds(&self) -> [Option<i32>; 2] {
+        [Some(self.wake.as_raw_fd()), self.pair.manager_fd()]
+    }
+
     /// What has been sent and not credited: the stream position where it begins, and the bytes. `None` if the peer has
     /// written impossible positions. The caller holds the send lock.
     pub(crate) fn uncredited(&self, control: &Control) -> Option<(u64, Vec<u8>)> {
-        let board = self.board();
         let posted = self.figures().posted.load(Ordering::Acquire);
-        let mut position =
-            board.credit[0].load(Ordering::Acquire).max(board.figures[1].load(Ordering::Acquire));
+        let mut position = self.credit()[0];
         if posted.checked_sub(position)? > self.outbox.size {
             return None;
         }

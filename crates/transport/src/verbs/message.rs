@@ -1,10 +1,13 @@
-//! Messages in a ring that the peer writes by RDMA: `u32 length | payload | u32 validity`, in zeroed memory.
+//! Messages in a ring that the peer writes by RDMA: `u32 header | payload | u32 validity`, in zeroed memory.
 //!
 //! A message begins at a multiple of 8 bytes, and never wraps: what does not fit before the ring's end is split, as the
-//! stream has no boundaries. A device places one write's bytes in order, so a validity word at the place that the length
-//! tells says that all is there. The receiver zeroes what it has consumed.
+//! stream has no boundaries. The receiver zeroes what it has consumed.
 //!
-//! The highest bit of the length marks a *control message*, whose kind is in the byte below it.
+//! *When is a message there?* Its header tells where the validity word is, which is placed last: as the last bytes of the one
+//! write that is the message, where a device places those in order, or by a second write ([`crate::settings::Order`]). A
+//! reader need not know which. Both words may be there in part when it looks, for iWARP devices take a TCP stream that
+//! is cut anywhere. So no byte of either is zero: a word of which a byte is missing is none, and nothing in a payload can
+//! be taken for the end of a shorter message.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -13,8 +16,12 @@ use crate::ring::Lie;
 
 /// The validity word. No byte of it is zero.
 const VALID: u32 = 0x9d5f_c3a7;
-const CONTROL: u32 = 1 << 31;
-/// Bytes of length and validity.
+/// Set in a whole header. The other 28 bits are a length of 24 bits, and above it the kind.
+const MARKS: u32 = 0x8080_8080;
+const LENGTH_BITS: u32 = 24;
+/// Bytes of the validity word.
+pub(super) const VALIDITY: usize = 4;
+/// Bytes of header and validity.
 pub(super) const OVERHEAD: u64 = 8;
 
 /// What a message is.
@@ -32,6 +39,8 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    const ALL: [Self; 4] = [Self::Data, Self::Pad, Self::Switch, Self::End];
+
     fn code(self) -> u32 {
         match self {
             Self::Data => 0,
@@ -50,6 +59,22 @@ pub(super) struct Message {
     pub(super) length: u64,
     /// Bytes of the ring.
     pub(super) span: u64,
+}
+
+/// The header of a message whose payload is shorter than 16 MiB.
+fn header(kind: Kind, length: u64) -> u32 {
+    let bits = kind.code() << LENGTH_BITS | length as u32;
+    (0..4).fold(MARKS, |word, byte| word | (bits >> (7 * byte) & 0x7f) << (8 * byte))
+}
+
+/// What a header says, if it is whole.
+fn read_header(word: u32) -> Result<Option<(Kind, u64)>, Lie> {
+    if word & MARKS != MARKS {
+        return Ok(None);
+    }
+    let bits = (0..4).fold(0, |bits, byte| bits | (word >> (8 * byte) & 0x7f) << (7 * byte));
+    let kind = Kind::ALL.into_iter().find(|kind| kind.code() == bits >> LENGTH_BITS).ok_or(Lie)?;
+    Ok(Some((kind, u64::from(bits & ((1 << LENGTH_BITS) - 1)))))
 }
 
 /// Bytes of the ring that `length` bytes of payload take.
@@ -91,20 +116,9 @@ impl Room {
         }
         // SAFETY: offset < size, a multiple of 8.
         let word = unsafe { AtomicU32::from_ptr(self.at(offset).cast()) }.load(Ordering::Acquire);
-        if word == 0 {
-            return Ok(None);
-        }
-        let (kind, length) = if word & CONTROL == 0 {
-            (Kind::Data, u64::from(word))
-        } else {
-            let kind = [Kind::Pad, Kind::Switch, Kind::End]
-                .into_iter()
-                .find(|kind| kind.code() == (word >> 24) & 0x7f)
-                .ok_or(Lie)?;
-            (kind, u64::from(word & 0xff_ffff))
-        };
+        let Some((kind, length)) = read_header(word)? else { return Ok(None) };
         let wrong = match kind {
-            Kind::Data => false,
+            Kind::Data => length == 0,
             Kind::Pad => length != 0,
             Kind::Switch => length != 8,
             Kind::End => length != 4,
@@ -129,16 +143,14 @@ impl Room {
         u64::from_le_bytes(bytes)
     }
 
-    /// Builds a message at `position`. How many bytes it has, from its length to its validity word.
+    /// Builds a message at `position`. How many bytes it has, from its header to its validity word.
     ///
     /// # Safety
     /// `payload` is readable for `length` bytes, and the message fits before the ring's end.
     pub(super) unsafe fn build(self, position: u64, kind: Kind, payload: *const u8, length: u64) -> usize {
         let (offset, _) = self.locate(position);
-        let flags = if kind == Kind::Data { 0 } else { CONTROL | kind.code() << 24 };
-        let word = length as u32 | flags;
         // SAFETY: within the ring, by the caller's promise.
-        unsafe { self.at(offset).cast::<u32>().write(word) };
+        unsafe { self.at(offset).cast::<u32>().write(header(kind, length)) };
         // SAFETY: as above; the payload is readable.
         unsafe { std::ptr::copy_nonoverlapping(payload, self.at(offset + 4), length as usize) };
         // SAFETY: as above.
@@ -185,6 +197,33 @@ mod tests {
     }
 
     #[test]
+    fn no_message_is_there_before_all_of_both_words_is() {
+        // A payload that looks like the end of each shorter message.
+        let payload: Vec<u8> = VALID.to_ne_bytes().into_iter().cycle().take(100).collect();
+        for missing in 1..256u32 {
+            let mut ring = Ring::new();
+            let room = ring.room();
+            // SAFETY: as many readable bytes, and room for them.
+            let size = unsafe { room.build(0, Kind::Data, payload.as_ptr(), 100) } as u64;
+            for byte in (0..8).filter(|byte| missing & 1 << byte != 0) {
+                let at = if byte < 4 { byte } else { size - 8 + byte };
+                // SAFETY: inside the ring.
+                unsafe { *room.at(at) = 0 };
+            }
+            assert_eq!(room.message(0), Ok(None), "{missing:08b}");
+        }
+    }
+
+    #[test]
+    fn headers_are_read_as_they_were_written() {
+        for kind in Kind::ALL {
+            for length in [0, 1, 127, 128, 0x7fff, 8 << 20, (1 << LENGTH_BITS) - 1] {
+                assert_eq!(read_header(header(kind, length)), Ok(Some((kind, length))));
+            }
+        }
+    }
+
+    #[test]
     fn positions_go_round_and_cleared_room_is_empty() {
         let mut ring = Ring::new();
         let room = ring.room();
@@ -209,7 +248,15 @@ mod tests {
     fn impossible_lengths_are_lies() {
         let mut ring = Ring::new();
         let room = ring.room();
-        for word in [125, 1 << 20, CONTROL | 9 << 24, CONTROL | 2 << 24 | 4, CONTROL | 1 << 24 | 1] {
+        let unknown = header(Kind::End, 4) | 0x7f << 24;
+        for word in [
+            header(Kind::Data, 125),
+            header(Kind::Data, 1 << 20),
+            header(Kind::Data, 0),
+            unknown,
+            header(Kind::Switch, 4),
+            header(Kind::Pad, 1),
+        ] {
             // SAFETY: inside the ring.
             unsafe { room.at(0).cast::<u32>().write(word) };
             assert_eq!(room.message(0), Err(Lie), "{word:x}");

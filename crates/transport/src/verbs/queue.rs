@@ -3,8 +3,11 @@
 //! Each has a protection domain of its own, so the keys that its peer learns open nothing but this connection's memory.
 
 use std::ffi::c_void;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -13,10 +16,12 @@ use super::ffi::{
     self, Address, Attributes, Capacity, Completion, Cq, GlobalRoute, InitAttributes, Mr, Piece, Qp,
     SendRequest, Verbs, access, mask, state,
 };
+use super::manager::{Meeting, Nonce, Progress};
 use crate::lock::{Guard, Lock};
 use crate::process;
 use crate::reason::Reason;
 use crate::settings::settings;
+use crate::uninterrupted::Uninterrupted;
 
 /// Work requests in flight.
 pub(super) const DEPTH: u64 = 128;
@@ -24,6 +29,8 @@ pub(super) const DEPTH: u64 = 128;
 const SIGNAL_EVERY: u64 = 32;
 /// What to ask for; the queue pair says what it grants.
 const INLINE_WANTED: u32 = 256;
+/// How long an iWARP device may take for what has been posted.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// RDMA READs in flight.
 const READS: u8 = 4;
 
@@ -38,6 +45,8 @@ pub struct Endpoint {
     pub mtu: u32,
     /// GID of the port.
     pub gid: [u8; 16],
+    /// For a device whose queue pairs the connection manager connects, iWARP: the port where the server listens.
+    pub manager: Option<u16>,
 }
 
 /// Memory that the device may reach.
@@ -60,6 +69,9 @@ pub(super) struct QueuePair {
     registered: Vec<*mut Mr>,
     place: Place,
     local: Endpoint,
+    meeting: Option<Meeting>,
+    /// Whether requests can be posted.
+    connected: AtomicBool,
     /// Bytes that a request may carry itself.
     pub(super) inline: usize,
     /// The process that made it: forks must not touch it.
@@ -84,6 +96,63 @@ impl std::fmt::Debug for Verbs {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        let remains = Remains {
+            verbs: self.verbs,
+            pd: self.pd,
+            cq: self.cq,
+            qp: self.qp,
+            registered: std::mem::take(&mut self.registered),
+            meeting: self.meeting.take(),
+            owner: self.owner,
+        };
+        let _uninterrupted = Uninterrupted::begin();
+        let mut kept = KEPT.try_lock();
+        if let Ok(kept) = &mut kept {
+            kept.retain(Remains::must_wait);
+        }
+        if !remains.must_wait() {
+            return;
+        }
+        match kept {
+            Ok(mut kept) => kept.push(remains),
+            // Another thread ends one at this moment, or did so when this process was forked.
+            Err(_) => std::mem::forget(remains),
+        }
+    }
+}
+
+/// What is left of a queue pair that nobody uses any more.
+#[derive(Debug)]
+struct Remains {
+    verbs: &'static Verbs,
+    pd: *mut c_void,
+    cq: *mut Cq,
+    qp: *mut Qp,
+    registered: Vec<*mut Mr>,
+    meeting: Option<Meeting>,
+    owner: u32,
+}
+
+// SAFETY: nobody else has the pointers.
+unsafe impl Send for Remains {}
+
+/// Those whose end would block, until another queue pair goes.
+static KEPT: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
+
+/// Descriptors of what has not ended yet.
+pub(super) fn kept_fds() -> Vec<i32> {
+    let Ok(kept) = KEPT.try_lock() else { return Vec::new() };
+    kept.iter().filter_map(|remains| remains.meeting.as_ref().map(Meeting::fd)).collect()
+}
+
+impl Remains {
+    fn must_wait(&self) -> bool {
+        self.owner == process::id() && self.meeting.as_ref().is_some_and(Meeting::blocks)
+    }
+}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
         // The parent's, which a fork has a copy of: its descriptor is the parent's, too.
         if self.owner != process::id() {
             return;
@@ -97,6 +166,9 @@ impl Drop for QueuePair {
             // SAFETY: as above.
             unsafe { (verbs.destroy_cq)(self.cq) };
         }
+        if let Some(meeting) = &self.meeting {
+            meeting.end();
+        }
         for &mr in &self.registered {
             // SAFETY: as above.
             unsafe { (verbs.dereg_mr)(mr) };
@@ -107,8 +179,13 @@ impl Drop for QueuePair {
 }
 
 impl QueuePair {
-    /// Makes one on the port at `place`, ready to be connected.
-    pub(super) fn create(place: Place, device: &'static Device, psn: u32) -> Result<Self, Reason> {
+    /// Makes one on the port at `place`, ready to be connected: by [`Self::admit`], or by `meeting` if there is one.
+    pub(super) fn create(
+        place: Place,
+        device: &'static Device,
+        meeting: Option<Meeting>,
+        psn: u32,
+    ) -> Result<Self, Reason> {
         let verbs = Verbs::get().ok_or(Reason::NoVerbs)?;
         let mtu = device.mtu(place.port)?;
         // SAFETY: an open device.
@@ -116,7 +193,8 @@ impl QueuePair {
         if pd.is_null() {
             return Err(Reason::NoVerbs);
         }
-        let local = Endpoint { number: 0, psn: psn & 0xff_ffff, mtu, gid: place.gid };
+        let manager = meeting.is_some().then_some(0);
+        let local = Endpoint { number: 0, psn: psn & 0xff_ffff, mtu, gid: place.gid, manager };
         let mut pair = Self {
             verbs,
             pd,
@@ -125,6 +203,8 @@ impl QueuePair {
             registered: Vec::new(),
             place,
             local,
+            meeting,
+            connected: AtomicBool::new(false),
             inline: 0,
             owner: process::id(),
             posting: Lock::new(),
@@ -202,16 +282,66 @@ impl QueuePair {
         self.local
     }
 
-    /// Lets the peer in: its requests are served from now on.
-    pub(super) fn admit(&self, peer: Endpoint) -> Result<(), Reason> {
-        let settings = &settings().verbs;
+    fn initialize(&self) -> Result<(), Reason> {
         let mut attributes = Attributes {
             state: state::INIT,
             access: (access::REMOTE_WRITE | access::REMOTE_READ) as u32,
             port: self.place.port,
             ..Attributes::default()
         };
-        self.modify(&mut attributes, mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS)?;
+        self.modify(&mut attributes, mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS)
+    }
+
+    /// The port that it is on.
+    pub(super) fn port(&self) -> &Place {
+        &self.place
+    }
+
+    /// Whether the connection manager connects it.
+    pub(super) fn needs_manager(&self) -> bool {
+        self.meeting.is_some()
+    }
+
+    /// Server: lets the peer at this address in, if it knows the nonce.
+    pub(super) fn listen(&mut self, peer: IpAddr, nonce: Nonce) -> Result<(), Reason> {
+        self.initialize()?;
+        let meeting = self.meeting.as_ref().ok_or(Reason::NoDevice)?;
+        self.local.manager = Some(meeting.listen(peer, nonce, self.local.number, READS)?);
+        Ok(())
+    }
+
+    /// Client: begins to connect to where the server listens.
+    pub(super) fn approach(&self, server: SocketAddr, nonce: Nonce) -> Result<(), Reason> {
+        self.initialize()?;
+        let meeting = self.meeting.as_ref().ok_or(Reason::NoDevice)?;
+        meeting.approach(server, nonce, self.local.number, READS)
+    }
+
+    /// How far the connection has got; goes on with it.
+    pub(super) fn progress(&self) -> Progress {
+        if self.connected.load(Ordering::Acquire) {
+            return Progress::Connected;
+        }
+        // A fork's events are its parent's.
+        let Some(meeting) = self.meeting.as_ref().filter(|_| self.is_ours()) else {
+            return Progress::Pending;
+        };
+        let progress = meeting.advance();
+        if progress == Progress::Connected {
+            self.connected.store(true, Ordering::Release);
+        }
+        progress
+    }
+
+    /// The connection manager's descriptor.
+    pub(super) fn manager_fd(&self) -> Option<i32> {
+        self.meeting.as_ref().map(Meeting::fd)
+    }
+
+    /// Lets the peer in: its requests are served from now on.
+    pub(super) fn admit(&self, peer: Endpoint) -> Result<(), Reason> {
+        let settings = &settings().verbs;
+        self.initialize()?;
         let mut gid = [0u64; 2];
         for (half, bytes) in gid.iter_mut().zip(peer.gid.as_chunks::<8>().0) {
             *half = u64::from_ne_bytes(*bytes);
@@ -264,7 +394,9 @@ impl QueuePair {
                 | mask::RNR_RETRIES
                 | mask::SEND_PSN
                 | mask::MAX_READS,
-        )
+        )?;
+        self.connected.store(true, Ordering::Release);
+        Ok(())
     }
 
     fn modify(&self, attributes: &mut Attributes, mask: u32) -> Result<(), Reason> {
@@ -296,24 +428,25 @@ impl QueuePair {
 
     /// Begins to post `count` requests: waits until there is room for them.
     pub(super) fn begin(&self, count: u64) -> Result<Poster<'_>, Errno> {
-        if !self.is_ours() || self.is_broken() {
+        if !self.is_ours() || self.is_broken() || !self.connected.load(Ordering::Acquire) {
             return Err(Errno::CONNRESET);
         }
         let guard = self.posting.lock(process::thread())?;
         let poster = Poster { pair: self, _guard: guard };
+        let mut wait = Wait::default();
         while self.posted.load(Ordering::Relaxed) + count - self.completed.load(Ordering::Relaxed) > DEPTH {
             poster.take_completions();
             if self.is_broken() {
                 return Err(Errno::CONNRESET);
             }
-            std::hint::spin_loop();
+            wait.pause(self);
         }
         Ok(poster)
     }
 
     /// Waits until request `id` and all before it have been done, or the queue pair has failed.
     pub(super) fn wait_for(&self, id: u64) -> Result<(), Errno> {
-        let mut looks = 0u32;
+        let mut wait = Wait::default();
         loop {
             if self.completed.load(Ordering::Acquire) >= id {
                 return Ok(());
@@ -323,16 +456,37 @@ impl QueuePair {
             }
             let guard = self.posting.lock(process::thread())?;
             Poster { pair: self, _guard: guard }.take_completions();
-            looks += 1;
-            if looks.is_multiple_of(64) {
-                rustix::thread::sched_yield();
-            }
+            wait.pause(self);
         }
     }
 
     /// The last request posted.
     pub(super) fn last_posted(&self) -> u64 {
         self.posted.load(Ordering::Relaxed)
+    }
+}
+
+/// A wait for completions. A RoCE queue pair fails by itself when its peer is out of reach. One of iWARP keeps trying as long as
+/// TCP does, minutes; and Soft-iWARP does not complete what is posted after the peer has gone.
+#[derive(Default)]
+struct Wait {
+    looks: u32,
+    deadline: Option<Instant>,
+}
+
+impl Wait {
+    fn pause(&mut self, pair: &QueuePair) {
+        self.looks += 1;
+        if !self.looks.is_multiple_of(64) {
+            return std::hint::spin_loop();
+        }
+        if let Some(meeting) = &pair.meeting {
+            let now = Instant::now();
+            if meeting.is_over() || now > *self.deadline.get_or_insert(now + LONGEST_WAIT) {
+                pair.broken.store(true, Ordering::SeqCst);
+            }
+        }
+        rustix::thread::sched_yield();
     }
 }
 

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use libloading::Library;
 
-use super::device::{self, Device, Place};
-use super::link::{BOARD_BYTES, STAGE_BYTES};
+use super::board::{BOARD_BYTES, STAGE_BYTES};
+use super::device::{Device, Place};
 use crate::arena::Role;
 use crate::reason::Reason;
 use crate::segment::{Greeting, Segment};
@@ -20,17 +20,18 @@ pub const LIBRARY: &str = "libibverbs.so.1";
 pub struct Trial {
     /// Where its queue pair would be.
     pub place: Place,
+    /// Whether the device is iWARP: then the place names no GID.
+    pub is_iwarp: bool,
     /// Bytes of its incoming ring, as much as may be locked.
     pub ring: u32,
 }
 
 /// Makes what a connection from `local` makes before it says HELLO, and lets go of it. Nothing is sent.
 pub fn attempt(local: IpAddr) -> Result<Trial, Reason> {
-    let place = device::find(local.to_canonical()).ok_or(Reason::NoDevice)?;
     let segment = Segment::create_alone(Role::Client, Greeting::OwesHello).map_err(|_| Reason::NoMemory)?;
     // Declared after the segment, and so dropped before it.
     let link = segment.make_link(SocketAddr::new(local, 0))?;
-    Ok(Trial { place, ring: link.introduction().1.ring })
+    Ok(Trial { place: link.port().clone(), is_iwarp: link.needs_manager(), ring: link.introduction().1.ring })
 }
 
 /// Active MTU in bytes of a port that is up.
