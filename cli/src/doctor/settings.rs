@@ -13,7 +13,7 @@ use super::sheet::Sheet;
 use super::{Problem, bytes};
 
 /// Every variable that the library reads, in the order of the README.
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 15] = [
     "THALLUS",
     "THALLUS_FABRIC",
     "THALLUS_PEERS",

@@ -104,6 +104,8 @@ pub mod end {
     pub const RESET: u32 = 4;
     /// It had shut down sending before: the reset comes after an orderly end of the stream.
     pub const LATE: u32 = 8;
+    /// All of these.
+    pub const OF_STREAM: u32 = FIN | CLOSED | RESET | LATE;
     /// The producer's side wants to go back to TCP, or has ([`super::Rung::handing`]).
     pub const RETURN: u32 = 16;
 }

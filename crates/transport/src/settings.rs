@@ -94,12 +94,16 @@ impl Default for Verbs {
     }
 }
 
+/// The largest and the smallest ring over RDMA, in bytes.
+pub(crate) const RINGS: [u64; 2] = [8 << 20, 16 << 10];
+
 impl Verbs {
     /// Sizes of rings in bytes, as they are tried one after the other until as much memory may be locked: powers of two
     /// from 8 MiB to 16 KiB.
     pub fn rings(&self) -> impl Iterator<Item = u64> {
-        let wanted = self.ring.clamp(16 << 10, 8 << 20).next_power_of_two();
-        std::iter::successors(Some(wanted), |ring| Some(ring / 4).filter(|&smaller| smaller >= 16 << 10))
+        let [largest, smallest] = RINGS;
+        let wanted = self.ring.clamp(smallest, largest).next_power_of_two();
+        std::iter::successors(Some(wanted), move |&ring| (ring > smallest).then(|| (ring / 4).max(smallest)))
     }
 
     /// Whether a connection between these addresses, with this server port, is to begin with a greeting.
@@ -172,6 +176,7 @@ mod tests {
         let rings = |ring| Verbs { ring, ..Verbs::default() }.rings().collect::<Vec<_>>();
         assert_eq!(rings(256 << 10), [256 << 10, 64 << 10, 16 << 10]);
         assert_eq!(rings(u64::MAX)[0], 8 << 20);
+        assert_eq!(rings(2 << 20), [2 << 20, 512 << 10, 128 << 10, 32 << 10, 16 << 10]);
         assert_eq!(rings(8192), [16 << 10]);
     }
 

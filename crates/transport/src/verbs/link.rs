@@ -20,6 +20,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::time::Instant;
 
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
@@ -29,14 +30,14 @@ use super::device;
 use super::ffi::access;
 use super::manager::{Nonce, Progress};
 use super::message::{Kind, Message, OVERHEAD, Room, VALIDITY, span};
-use super::queue::{DEPTH, Endpoint, Poster, QueuePair, Spot};
+use super::queue::{DEPTH, Endpoint, LONGEST_WAIT, Poster, QueuePair, Spot};
 use crate::arena::Role;
-use crate::control::Control;
+use crate::control::{Control, end};
 use crate::lock::Lock;
 use crate::process;
 use crate::reason::Reason;
 use crate::ring::{Lie, Popped, Pushed};
-use crate::settings::{Order, settings};
+use crate::settings::{Order, RINGS, settings};
 use crate::uninterrupted::Uninterrupted;
 
 /// Bytes of a ring that data leaves free: for a pad, and the control messages that may follow.
@@ -44,9 +45,6 @@ const RESERVE: u64 = 8 * OVERHEAD;
 
 /// A place in the ring that seems to be so far ahead of another is behind it: half of what can be told apart.
 const BEHIND: u64 = 1 << 34;
-
-/// The largest and the smallest ring, in bytes.
-const RINGS: [u64; 2] = [8 << 20, 16 << 10];
 
 /// A connection's queue pair and rings.
 #[derive(Debug)]
@@ -97,26 +95,25 @@ impl Link {
         let mut pair = QueuePair::create(port, device, meeting, u32::from_ne_bytes(psn))?;
         let range =
             |base: NonNull<u8>, length: u64| base.as_ptr()..base.as_ptr().wrapping_add(length as usize);
-        let mut ring = settings().verbs.ring.clamp(RINGS[1], RINGS[0]).next_power_of_two();
         // SAFETY: the caller's promise, also below.
         let control = unsafe { pair.register(range(place.control, 4096), access::REMOTE_READ) }?;
-        let (inbox, outbox) = loop {
+        let both = |pair: &mut QueuePair, ring| {
             // SAFETY: as above.
             let inbox =
-                unsafe { pair.register(range(place.inbox, BOARD_BYTES + ring), access::REMOTE_WRITE) };
-            if let Ok(inbox) = inbox {
-                // SAFETY: as above.
-                match unsafe { pair.register(range(place.outbox, STAGE_BYTES + RINGS[1].max(ring)), 0) } {
-                    Ok(outbox) => break (inbox, outbox),
-                    Err(_) => pair.unregister_last(),
+                unsafe { pair.register(range(place.inbox, BOARD_BYTES + ring), access::REMOTE_WRITE) }
+                    .ok()?;
+            // SAFETY: as above.
+            match unsafe { pair.register(range(place.outbox, STAGE_BYTES + ring), 0) } {
+                Ok(outbox) => Some((ring, inbox, outbox)),
+                Err(_) => {
+                    pair.unregister_last();
+                    None
                 }
             }
-            // As much as the limit on locked memory allows.
-            ring /= 4;
-            if ring < RINGS[1] {
-                return Err(Reason::MemLock);
-            }
         };
+        // As much as the limit on locked memory allows.
+        let mut rings = settings().verbs.rings();
+        let (ring, inbox, outbox) = rings.find_map(|ring| both(&mut pair, ring)).ok_or(Reason::MemLock)?;
         let ours = Memory {
             inbox: inbox.address,
             inbox_key: inbox.remote_key,
@@ -315,7 +312,7 @@ impl Link {
                 }
                 Kind::End => {
                     let bits = self.inbox.control_payload(position, message) as u32;
-                    control.rare.0.end.fetch_or(bits, Ordering::SeqCst);
+                    control.rare.0.end.fetch_or(bits & end::OF_STREAM, Ordering::SeqCst);
                 }
             }
             let ring = ((position + message.span) / 8) as u32;
@@ -342,8 +339,13 @@ impl Link {
         let count = (length as u64).min(available);
         let mut done = 0;
         let mut skip = skip + self.within.load(Ordering::Relaxed);
-        let mut position = self.figures().consumed.load(Ordering::Relaxed);
+        let start = self.figures().consumed.load(Ordering::Relaxed);
+        let mut position = start;
         while done < count {
+            // What was counted may have been written over since.
+            if position - start >= self.inbox.size {
+                return Err(Lie);
+            }
             let message = self.inbox.message(position)?.ok_or(Lie)?;
             let data = if message.kind == Kind::Data { message.length } else { 0 };
             if skip < data {
@@ -377,6 +379,9 @@ impl Link {
             let data = if kind == Kind::Data { length } else { 0 };
             if data > left {
                 break;
+            }
+            if position - start >= self.inbox.size {
+                return Err(Lie);
             }
             left -= data;
             self.inbox.clear(position, span);
@@ -585,6 +590,7 @@ impl Link {
             self.board().figures.each_ref().map(|word| word.load(Ordering::Acquire));
         self.learn_credit([consumed, stream]);
         let mut looks = 0u32;
+        let mut limit = None;
         loop {
             self.try_scan(incoming).map_err(|_| Errno::CONNRESET)?;
             let consumed = self.figures().consumed.load(Ordering::Acquire);
@@ -596,6 +602,11 @@ impl Link {
             }
             looks += 1;
             if looks.is_multiple_of(64) {
+                // The device delivers it, or fails, unless the peer was killed in between, or says what isn't so.
+                let now = Instant::now();
+                if now > *limit.get_or_insert(now + LONGEST_WAIT) {
+                    return Err(Errno::CONNRESET);
+                }
                 rustix::thread::sched_yield();
             }
         }

@@ -29,8 +29,8 @@ pub(super) const DEPTH: u64 = 128;
 const SIGNAL_EVERY: u64 = 32;
 /// What to ask for; the queue pair says what it grants.
 const INLINE_WANTED: u32 = 256;
-/// How long an iWARP device may take for what has been posted.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// How long an iWARP device may take for what has been posted; and any, to deliver what the peer has posted.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// RDMA READs in flight.
 const READS: u8 = 4;
 
@@ -381,7 +381,8 @@ impl QueuePair {
             state: state::READY_TO_SEND,
             timeout: settings.timeout,
             retries: settings.retries,
-            rnr_retries: 7,
+            // Nothing here needs a receive request. 7 would mean without end.
+            rnr_retries: 6,
             send_psn: self.local.psn,
             max_reads: READS,
             ..Attributes::default()
