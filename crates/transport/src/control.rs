@@ -249,7 +249,6 @@ impl Control {
     }
 
     /// As after [`Self::publish`], where the peer's `data_armed` has come as `word`.
-    #[cfg(not(loom))]
     pub(crate) fn claim_data_bell_of(&self, word: u64) -> bool {
         claim(word, &self.rung.0.data_for)
     }

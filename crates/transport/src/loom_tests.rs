@@ -4,6 +4,7 @@
 //! What runs is the code itself: [`crate::control`], [`crate::ring`] and [`crate::waiting`]. Only the kernel is
 //! modelled ([`Pipe`], one direction of the TCP connection), and the system calls on it.
 
+mod fabric;
 mod models;
 
 use std::collections::VecDeque;

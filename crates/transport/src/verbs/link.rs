@@ -69,6 +69,8 @@ pub struct Link {
     /// The greatest credit that has come: bytes of the outgoing ring, and of the stream.
     known_credit: [AtomicU64; 2],
     order: Order,
+    /// Held while [`Self::scanned`] moves on.
+    scanning: Lock,
     lied: AtomicBool,
     /// Nothing that arrives counts any more.
     frozen: AtomicBool,
@@ -140,6 +142,7 @@ impl Link {
             syncing: Lock::new(),
             known_credit: [const { AtomicU64::new(0) }; 2],
             order: settings().verbs.order.unwrap_or(order),
+            scanning: Lock::new(),
             lied: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
             wake: (settings().place)(wake.map_err(|_| Reason::NoFds)?).map_err(|_| Reason::NoFds)?,
@@ -263,16 +266,36 @@ impl Link {
         (stream, ring)
     }
 
-    /// Looks for messages that have arrived, and tells `control` of them. By any thread, without a lock.
+    /// Looks for messages that have arrived, and tells `control` of them. By any thread, without a direction's lock.
     pub(crate) fn scan(&self, control: &Control) {
-        if self.is_frozen() {
+        if self.is_frozen() || !self.has_news(control) {
             return;
         }
-        // First: what these bells announced has arrived before their count.
-        let bells = self.board().bells.read().map_or(0, |words| words[0]);
-        if bells > control.rung.0.count.load(Ordering::Relaxed) {
-            control.rung.0.count.fetch_max(bells, Ordering::AcqRel);
+        // One at a time: nobody is in the middle of it when it is frozen. A signal handler goes on where its own thread was.
+        let _one = self.scanning.lock(process::thread());
+        if !self.is_frozen() {
+            self.scan_alone(control);
         }
+    }
+
+    /// Whether there may be something to tell `control`.
+    fn has_news(&self, control: &Control) -> bool {
+        let consumed = self.figures().consumed.load(Ordering::Acquire);
+        let (_, position) = Self::unpack(self.scanned.load(Ordering::Acquire), 0, consumed);
+        self.bells() > control.rung.0.count.load(Ordering::Relaxed)
+            || position.wrapping_sub(consumed) >= self.inbox.size
+            || self.inbox.message(position) != Ok(None)
+    }
+
+    /// Bells that the peer has counted.
+    fn bells(&self) -> u64 {
+        self.board().bells.read().map_or(0, |words| words[0])
+    }
+
+    /// The caller holds [`Self::scanning`], and nothing is frozen.
+    fn scan_alone(&self, control: &Control) {
+        // First: what these bells announced has arrived before their count.
+        control.rung.0.count.fetch_max(self.bells(), Ordering::AcqRel);
         if self.try_scan(control).is_err() {
             self.lied.store(true, Ordering::Relaxed);
         }
@@ -592,7 +615,10 @@ impl Link {
         let mut looks = 0u32;
         let mut limit = None;
         loop {
-            self.try_scan(incoming).map_err(|_| Errno::CONNRESET)?;
+            self.scan(incoming);
+            if self.peer_lied() || self.is_frozen() {
+                return Err(Errno::CONNRESET);
+            }
             let consumed = self.figures().consumed.load(Ordering::Acquire);
             if consumed + self.scanned_ahead(consumed) >= posted {
                 return Ok(());
@@ -644,7 +670,8 @@ impl Link {
     /// Looks a last time for what has arrived: what comes later does not count, and is not read. The queue pair stays as
     /// it is, so that the peer's requests do not fail before it has been told.
     pub(crate) fn freeze(&self, incoming: &Control, outgoing: &Control) {
-        self.scan(incoming);
+        let _one = self.scanning.lock(process::thread());
+        self.scan_alone(incoming);
         self.note_credit(outgoing);
         self.frozen.store(true, Ordering::SeqCst);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());

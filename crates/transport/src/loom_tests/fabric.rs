@@ -1,0 +1,317 @@
+//! Sleeping over RDMA: what a side posts arrives at the other some time later, and bells travel beside it, on TCP.
+//!
+//! What runs is [`crate::waiting`]. The queue pair is modelled: WRITEs are put into the peer's memory by a thread of their
+//! own, in the order in which they were posted. A sleeper's WRITE and READ need none: it waits for both, and the device
+//! executes a READ after the WRITEs before it (InfiniBand Architecture Specification 1, 10.8.3.3).
+
+use std::sync::Arc;
+
+use loom::sync::atomic::fence;
+use loom::thread;
+
+use super::*;
+
+/// What is written into the peer's memory.
+enum Write {
+    Message,
+    Bells(u64),
+}
+
+/// How the two sides come to know of each other; all but [`Rule::Kept`] break it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    Kept,
+    /// The sleeper does not read what has been posted.
+    NoRead,
+    /// It reads that, and does not wait for what it learns of.
+    NoWait,
+    /// The sender looks for sleepers before it notes what it has posted.
+    LooksFirst,
+}
+
+/// The sending side, and what the other one reads and writes there.
+struct Sender {
+    control: Control,
+    posted: AtomicU64,
+    /// The receiver's `data_armed`, as it has last said.
+    armed: AtomicU64,
+    in_flight: Mutex<VecDeque<Write>>,
+    work: Condvar,
+    rule: Rule,
+    link: Arc<Link>,
+}
+
+/// The receiving side's memory, as the sender's WRITEs reach it, and the TCP connection.
+struct Link {
+    memory: Mutex<Written>,
+    arrival: Condvar,
+    pipe: Pipe,
+}
+
+#[derive(Default)]
+struct Written {
+    messages: u64,
+    bells: u64,
+}
+
+/// The receiving side.
+struct Receiver {
+    incoming: Control,
+    outgoing: Control,
+    lock: Mutex<()>,
+    drained: AtomicU64,
+    zero: AtomicU64,
+    switched: AtomicU32,
+    sender: Arc<Sender>,
+}
+
+fn over_rdma(rule: Rule) -> (Arc<Sender>, Arc<Receiver>) {
+    let memory = Mutex::new(Written::default());
+    let link = Arc::new(Link { memory, arrival: Condvar::new(), pipe: Pipe::new() });
+    let sender = Arc::new(Sender {
+        control: Control::new(),
+        posted: AtomicU64::new(0),
+        armed: AtomicU64::new(0),
+        in_flight: Mutex::new(VecDeque::new()),
+        work: Condvar::new(),
+        rule,
+        link,
+    });
+    let receiver = Arc::new(Receiver {
+        incoming: Control::new(),
+        outgoing: Control::new(),
+        lock: Mutex::new(()),
+        drained: AtomicU64::new(0),
+        zero: AtomicU64::new(0),
+        switched: AtomicU32::new(1),
+        sender: sender.clone(),
+    });
+    (sender, receiver)
+}
+
+impl Sender {
+    fn post(&self, write: Write) {
+        self.in_flight.lock().unwrap().push_back(write);
+        self.work.notify_one();
+    }
+
+    /// As `verbs::link::Link::push`, of one message.
+    fn send(&self) {
+        let mut armed = 0;
+        if self.rule == Rule::LooksFirst {
+            armed = self.armed.load(Ordering::Acquire);
+        }
+        self.post(Write::Message);
+        self.posted.store(self.posted.load(Ordering::Relaxed) + 1, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.rule != Rule::LooksFirst {
+            armed = self.armed.load(Ordering::Acquire);
+        }
+        if self.control.claim_data_bell_of(armed) {
+            // As `waiting::ring`.
+            let count = self.control.rung.0.count.fetch_add(1, Ordering::SeqCst) + 1;
+            self.post(Write::Bells(count));
+            if self.rule == Rule::Kept {
+                self.put_bell();
+            }
+        }
+    }
+
+    fn put_bell(&self) {
+        self.link.pipe.put(|unread| unread.bells += 1);
+    }
+
+    /// The device: executes what has been posted, `messages` in all.
+    fn deliver(&self, messages: u64) {
+        loop {
+            let mut in_flight = self.in_flight.lock().unwrap();
+            let write = loop {
+                if let Some(write) = in_flight.pop_front() {
+                    break write;
+                }
+                if self.link.memory.lock().unwrap().messages == messages {
+                    return;
+                }
+                in_flight = self.work.wait(in_flight).unwrap();
+            };
+            drop(in_flight);
+            let mut memory = self.link.memory.lock().unwrap();
+            match write {
+                Write::Message => memory.messages += 1,
+                Write::Bells(count) => memory.bells = count,
+            }
+            drop(memory);
+            self.link.arrival.notify_all();
+            if matches!(write, Write::Bells(_)) && self.rule != Rule::Kept {
+                // What would be found anyway with a bell that comes before its reason, is not the matter.
+                self.put_bell();
+            }
+        }
+    }
+}
+
+impl Receiver {
+    /// As `verbs::link::Link::scan`.
+    fn scan(&self) {
+        self.note(&self.sender.link.memory.lock().unwrap());
+    }
+
+    fn note(&self, written: &Written) {
+        self.incoming.rung.0.count.fetch_max(written.bells, Ordering::AcqRel);
+        self.incoming.head.0.fetch_max(written.messages, Ordering::AcqRel);
+    }
+
+    /// A bell whose count is still under way keeps a sleeper awake until that has come.
+    fn await_count(&self) {
+        let link = &self.sender.link;
+        let mut memory = link.memory.lock().unwrap();
+        while memory.bells < self.drained.load(Ordering::Relaxed) + link.pipe.lock().bells {
+            memory = link.arrival.wait(memory).unwrap();
+        }
+    }
+
+    /// As a blocking recv(2) of one message.
+    fn recv(&self) {
+        loop {
+            {
+                let _guard = Side::lock(self).unwrap();
+                self.scan();
+                if !self.incoming.is_empty() {
+                    self.incoming.release(self.incoming.tail() + 1);
+                    if self.incoming.is_empty() {
+                        waiting::drain(self);
+                    }
+                    return;
+                }
+            }
+            waiting::sleep_for_data(self, || {
+                self.sender.link.pipe.sleep_until_readable();
+                self.await_count();
+                Ok(())
+            })
+            .unwrap();
+        }
+    }
+}
+
+impl Side for Receiver {
+    type Guard<'a> = MutexGuard<'a, ()>;
+
+    fn incoming(&self) -> &Control {
+        self.scan();
+        &self.incoming
+    }
+
+    fn outgoing(&self) -> &Control {
+        &self.outgoing
+    }
+
+    fn drained(&self) -> &AtomicU64 {
+        &self.drained
+    }
+
+    fn recv_switched(&self) -> &AtomicU32 {
+        &self.switched
+    }
+
+    fn tcp_received(&self) -> &AtomicU64 {
+        &self.zero
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, ()>, Errno> {
+        Ok(self.lock.lock().unwrap())
+    }
+
+    fn is_readable(&self) -> bool {
+        self.scan();
+        !self.incoming.is_empty()
+    }
+
+    fn has_space(&self) -> bool {
+        true
+    }
+
+    fn absorb(&self, _: bool) -> bool {
+        true
+    }
+
+    fn take_bells(&self, most: u64) {
+        let bells = self.sender.link.pipe.recv(most as usize, false).unwrap_or_default();
+        waiting::add(&self.drained, bells.len() as u64);
+    }
+
+    fn put_bell(&self) -> bool {
+        true
+    }
+
+    fn pause(&self) {
+        thread::yield_now();
+    }
+
+    /// As `verbs::link::Link::sync`.
+    fn sync(&self) {
+        self.sender.armed.store(self.incoming.data_armed.0.word(), Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.sender.rule == Rule::NoRead {
+            return;
+        }
+        let posted = self.sender.posted.load(Ordering::Acquire);
+        let link = &self.sender.link;
+        let mut memory = link.memory.lock().unwrap();
+        while self.sender.rule != Rule::NoWait && memory.messages < posted {
+            memory = link.arrival.wait(memory).unwrap();
+        }
+        self.note(&memory);
+    }
+}
+
+/// `messages` are sent one by one; as many receivers as `sleepers` take one each, or one takes all.
+fn explore_over_rdma(preemptions: usize, rule: Rule, messages: usize, sleepers: usize) {
+    explore(preemptions, move || {
+        let (sender, receiver) = over_rdma(rule);
+        let readers: Vec<_> = (0..sleepers)
+            .map(|_| {
+                let receiver = receiver.clone();
+                thread::spawn(move || (0..messages / sleepers).for_each(|_| receiver.recv()))
+            })
+            .collect();
+        let sends = {
+            let sender = sender.clone();
+            thread::spawn(move || (0..messages).for_each(|_| sender.send()))
+        };
+        // This thread is the device.
+        sender.deliver(messages as u64);
+        sends.join().unwrap();
+        sender.deliver(messages as u64);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        assert_eq!(receiver.incoming.tail(), messages as u64);
+    });
+}
+
+#[test]
+fn over_rdma_a_sleeper_gets_every_message() {
+    explore_over_rdma(3, Rule::Kept, 2, 1);
+}
+
+#[test]
+fn over_rdma_of_two_sleepers_none_sleeps_on_while_there_is_a_message() {
+    explore_over_rdma(1, Rule::Kept, 2, 2);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn over_rdma_a_sleeper_that_reads_nothing_sleeps_on() {
+    explore_over_rdma(3, Rule::NoRead, 2, 1);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn over_rdma_a_sleeper_that_does_not_wait_for_what_is_under_way_sleeps_on() {
+    explore_over_rdma(3, Rule::NoWait, 2, 1);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn over_rdma_a_sender_that_looks_first_leaves_a_sleeper_asleep() {
+    explore_over_rdma(3, Rule::LooksFirst, 2, 1);
+}
