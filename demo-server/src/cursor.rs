@@ -182,7 +182,12 @@ fn stream(
         }
         let tail = tails.take();
         let credit = session.wait(query, |state| state.books.batch(id, session.server.now()));
-        let Some((mut state, frame)) = credit else { return Ok(()) };
+        let Some((mut state, frame)) = credit else {
+            if query.stopped().is_none() {
+                query.lost(&anyhow::anyhow!("the connection is closed"));
+            }
+            return Ok(());
+        };
         if let Err(error) = session.send(&mut state, &frame, &tail) {
             query.lost(&error);
             return Ok(());

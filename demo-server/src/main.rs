@@ -12,6 +12,14 @@
 
 #![forbid(unsafe_code)]
 
+/// A line of the log, on standard error. That nobody reads it is no reason to panic, as `eprintln!` would.
+macro_rules! log {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod cursor;
 mod dataset;
 mod encoding;

@@ -81,7 +81,7 @@ impl Server {
             match stream {
                 Ok(stream) => self.accept(stream),
                 Err(error) => {
-                    eprintln!("accept: {error}");
+                    log!("accept: {error}");
                     thread::sleep(PAUSE);
                 }
             }
@@ -92,14 +92,14 @@ impl Server {
     fn accept(self: &Arc<Self>, stream: TcpStream) {
         let mut clients = self.clients();
         if clients.closed || clients.sessions.len() >= self.limits.clients {
-            eprintln!("a connection was closed: {} clients are connected", clients.sessions.len());
+            log!("a connection was closed: {} clients are connected", clients.sessions.len());
             return;
         }
         clients.last += 1;
         let id = clients.last;
         let session = match Session::new(self.clone(), id, stream) {
             Ok(session) => Arc::new(session),
-            Err(error) => return eprintln!("client {id}: {error}"),
+            Err(error) => return log!("client {id}: {error}"),
         };
         clients.sessions.insert(id, session.clone());
         let server = self.clone();
@@ -109,7 +109,7 @@ impl Server {
         });
         if let Err(error) = thread {
             clients.sessions.remove(&id);
-            eprintln!("client {id}: no thread: {error}");
+            log!("client {id}: no thread: {error}");
         }
     }
 

@@ -24,6 +24,10 @@ const BASELINE: &[u8; HEADER] = b"thallus baseline";
 /// Time for a client to say HELLO.
 const GREETING: Duration = Duration::from_secs(10);
 
+/// DuckDB plans by recursion: 900 common table expressions, each of which reads from the one before, overflow 2 MiB. Only
+/// what is used takes memory. [`sql::LENGTH`](crate::sql::LENGTH) bounds the depth.
+const STACK: usize = 256 << 20;
+
 /// An interrupt is forgotten by a query that begins after it, so it is repeated.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -63,13 +67,13 @@ impl Session {
     /// Answers the client until it goes, then ends what it has left.
     pub(crate) fn serve(self: &Arc<Self>) {
         let address = self.stream.peer_addr().map_or_else(|error| error.to_string(), |peer| peer.to_string());
-        eprintln!("client {}: connected from {address}", self.id);
+        log!("client {}: connected from {address}", self.id);
         let how = match self.converse() {
             Ok(()) => "gone".to_owned(),
             Err(error) => format!("{error:#}"),
         };
         self.close();
-        eprintln!("client {}: {how}; {} queries are running", self.id, self.server.queries());
+        log!("client {}: {how}; {} queries are running", self.id, self.server.queries());
     }
 
     fn converse(self: &Arc<Self>) -> Result<()> {
@@ -133,7 +137,8 @@ impl Session {
         state.last_query += 1;
         let number = state.last_query;
         let (session, running) = (self.clone(), query.clone());
-        let thread = thread::Builder::new().name(format!("query {}.{number}", self.id)).spawn(move || {
+        let builder = thread::Builder::new().name(format!("query {}.{number}", self.id)).stack_size(STACK);
+        let thread = builder.spawn(move || {
             let run = || crate::cursor::run(&session, &running, connection, &sql, encoding);
             if catch_unwind(AssertUnwindSafe(run)).is_err() {
                 // A bug, here or in a library: the client must not wait for an answer for ever.
@@ -165,7 +170,7 @@ impl Session {
         let mut state = self.state();
         state.queries.remove(&number);
         state.cursors.retain(|_, other| *other != number);
-        eprintln!("client {}: {}; {} queries are running", self.id, query.summary(), self.server.queries());
+        log!("client {}: {}; {} queries are running", self.id, query.summary(), self.server.queries());
         if let Some(Stop::Finalized(frame)) = query.stopped() {
             // A failure closes the connection, which its reader finds out.
             let _ = self.send(&mut state, &frame, &Tail::None);

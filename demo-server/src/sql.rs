@@ -6,7 +6,11 @@
 //! functions are looked up in a list.
 
 use duckdb::Connection;
+use serde::Deserialize;
 use serde_json::Value;
+
+/// Bytes of a query. What is nested takes stack: see [`crate::session`].
+pub(crate) const LENGTH: usize = 64 << 10;
 
 /// Table functions that only compute, or read what the settings let them.
 const TABLE_FUNCTIONS: &[&str] = &[
@@ -44,12 +48,18 @@ const TABLE_FUNCTIONS: &[&str] = &[
 ///
 /// The message for the client: DuckDB's, if it can't parse the text.
 pub(crate) fn check(connection: &Connection, sql: &str) -> Result<(), String> {
+    if sql.len() > LENGTH {
+        return Err(format!("The query has {} bytes; this server takes {LENGTH}", sql.len()));
+    }
     let query = without_explain(sql);
     let tree: String = connection
         .query_row("SELECT json_serialize_sql(?::VARCHAR)::VARCHAR", [query], |row| row.get(0))
         .map_err(|error| message(&error))?;
-    let tree: Value =
-        serde_json::from_str(&tree).map_err(|error| format!("The query is too large: {error}"))?;
+    // DuckDB limits the depth of expressions, and LENGTH all else.
+    let mut reader = serde_json::Deserializer::from_str(&tree);
+    reader.disable_recursion_limit();
+    let tree =
+        Value::deserialize(&mut reader).map_err(|error| format!("DuckDB's tree of the query: {error}"))?;
     if tree["error"] != Value::Bool(false) {
         let told = tree["error_message"].as_str().unwrap_or("it can't be parsed");
         if tree["error_type"] == "parser" {

@@ -81,6 +81,33 @@ fn queries_only_read_and_only_the_dataset() {
     server.run(&["--sql", "EXPLAIN SELECT * FROM pairs"]).assert_ok();
 }
 
+/// None of these may overflow a stack: they are planned by recursion.
+#[test]
+fn deep_queries_are_answered_or_refused() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for depth in [100, 2500] {
+        let chain: String = (1..depth).map(|i| format!(",t{i} as(from t{})", i - 1)).collect();
+        for sql in [
+            format!("SELECT {}1{}", "(".repeat(depth), ")".repeat(depth)),
+            format!("SELECT 1{}", "+1".repeat(depth)),
+            format!("SELECT {}1{}", "[".repeat(depth), "]".repeat(depth)),
+            format!("SELECT {}true", "NOT ".repeat(depth)),
+            format!("SELECT 1{}", " UNION ALL SELECT 1".repeat(depth)),
+            format!("FROM {}(SELECT 1){}", "(FROM ".repeat(depth), ")".repeat(depth)),
+            format!("WITH t0 as(select 1){chain} from t{}", depth - 1),
+        ] {
+            let outcome = server.run(&["--sql", &sql, "--summary"]);
+            let told = ["Max expression depth", "memory exhausted", "nesting this deep"];
+            let refused = || told.iter().any(|told| outcome.errors.contains(told));
+            assert!(outcome.status == Some(0) || refused(), "{depth}: {outcome:?}");
+        }
+    }
+    let long = format!("SELECT '{}'", "x".repeat(100_000));
+    assert_failed(&server.run(&["--sql", &long]), &["100009 bytes", "65536"]);
+    server.run(&["--sql", "FROM pairs"]).assert_ok();
+}
+
 #[test]
 fn memory_is_limited_and_running_out_of_it_is_an_error() {
     let folder = dataset();
