@@ -111,10 +111,8 @@ fn a_cursor_that_nobody_asks_for_expires() {
     let server = Server::start(&folder, &["--idle", "1"]);
     let mut client = Steps::connect(&server);
     let cursor = client.open(ENDLESS).unwrap();
-    client.iterate(cursor, 1);
-    assert_eq!(client.batch(cursor), 0);
     assert!(matches!(client.next(), Frame::Failed { failure, .. } if failure.code == Code::Expired));
-    server.logged(&["expired", "sent 1 batches", "0 queries are running"]);
+    server.logged(&["expired", "sent 0 batches", "0 queries are running"]);
     client.finalize(cursor);
 }
 
@@ -143,11 +141,11 @@ fn a_client_that_dies_releases_everything() {
 #[test]
 fn a_client_that_does_not_read_its_batches_loses_its_connection() {
     let folder = dataset();
-    let server = Server::start(&folder, &["--idle", "1"]);
+    let server = Server::start(&folder, &["--idle", "3"]);
     let mut client = Steps::connect(&server);
     let cursor = client.open(ENDLESS).unwrap();
     client.iterate(cursor, 1000);
-    server.logged(&[&cursor.to_string(), "has taken nothing for 1 s", "0 queries are running"]);
+    server.logged(&[&cursor.to_string(), "has taken nothing for 3 s", "0 queries are running"]);
 }
 
 #[test]
