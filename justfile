@@ -23,6 +23,10 @@ fmt:
 demo *OPTIONS:
     scripts/demo {{OPTIONS}}
 
+# TPC-H tables from the DuckDB server to its client, over each transport
+demo-arrow *OPTIONS:
+    scripts/demo-arrow {{OPTIONS}}
+
 # Measure this machine
 bench *OPTIONS:
     scripts/bench {{OPTIONS}}

@@ -7,6 +7,10 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/thal
 # cargo would take a relative one from its own current folder.
 case $CARGO_TARGET_DIR in /*) ;; *) CARGO_TARGET_DIR=$PWD/$CARGO_TARGET_DIR ;; esac
 
+# Where scripts/fetch-duckdb puts the library that demo-server is linked with; read by its build.
+duckdb_folder=$CARGO_TARGET_DIR/duckdb/1.5.6
+export DUCKDB_LIB_DIR=${DUCKDB_LIB_DIR:-$duckdb_folder}
+
 # A setting left over in the caller's shell must not change what is built, tested or measured.
 unset LD_PRELOAD "${!THALLUS@}"
 

@@ -85,7 +85,7 @@ pub enum Frame {
         request: RequestId,
         failure: Failure,
     },
-    /// The tail is the dictionaries that are new, and one record batch. Batches are numbered from 0.
+    /// The tail is one or more record batches, each behind the dictionaries that are new. Frames are numbered from 0.
     Batch {
         cursor: CursorId,
         number: u64,

@@ -1,0 +1,170 @@
+//! Where a result goes.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use arrow_array::RecordBatch;
+use arrow_cast::pretty::pretty_format_batches;
+use arrow_ipc::writer::FileWriter;
+use arrow_schema::{DataType, SchemaRef};
+use parquet::arrow::ArrowWriter;
+use tempfile::{NamedTempFile, TempPath};
+
+/// Rows of a table on the terminal.
+const PREVIEW: usize = 40;
+
+pub(crate) struct Output {
+    format: Format,
+    /// For messages.
+    name: String,
+    place: Place,
+}
+
+enum Format {
+    Nothing,
+    Table { schema: SchemaRef, batches: Vec<RecordBatch>, rows: usize },
+    Csv(Box<arrow_csv::Writer<Box<dyn Write>>>),
+    Arrow(Box<FileWriter<BufWriter<File>>>),
+    // Writes its buffers in large pieces.
+    Parquet(Box<ArrowWriter<File>>),
+}
+
+/// A file is complete or not there: it gets its name at the end.
+enum Place {
+    /// Standard output, or something that is no regular file, such as a pipe or a device.
+    Direct,
+    File(TempPath, PathBuf),
+}
+
+impl Output {
+    /// # Errors
+    ///
+    /// An unknown ending; a file that can't be made; a type that the format does not have.
+    pub(crate) fn open(path: Option<&Path>, nothing: bool, schema: &SchemaRef) -> Result<Self> {
+        let Some(path) = path.filter(|path| *path != Path::new("-")) else {
+            let format = if path.is_none() && nothing {
+                Format::Nothing
+            } else if path.is_none() && io::stdout().is_terminal() {
+                Format::Table { schema: schema.clone(), batches: Vec::new(), rows: 0 }
+            } else {
+                Format::Csv(csv(Box::new(io::stdout())))
+            };
+            return Ok(Self { format, name: "standard output".to_owned(), place: Place::Direct });
+        };
+        let name = path.display().to_string();
+        let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+        if !matches!(extension.as_str(), "parquet" | "arrow" | "csv") {
+            bail!("{name}: the file must end in .parquet, .arrow or .csv");
+        }
+        let (file, place) = create(path).with_context(|| format!("can't create {name}"))?;
+        let format = match extension.as_str() {
+            "parquet" => parquet(file, schema).map(|writer| Format::Parquet(Box::new(writer))),
+            "arrow" => FileWriter::try_new(BufWriter::new(file), schema)
+                .map_err(anyhow::Error::from)
+                .map(|writer| Format::Arrow(Box::new(writer))),
+            _ => Ok(Format::Csv(csv(Box::new(BufWriter::new(file))))),
+        };
+        let format = format.with_context(|| format!("can't write {name}"))?;
+        Ok(Self { format, name, place })
+    }
+
+    pub(crate) fn write(&mut self, batch: &RecordBatch) -> Result<()> {
+        let written = match &mut self.format {
+            Format::Nothing => Ok(()),
+            Format::Table { batches, rows, .. } => {
+                let wanted = batch.num_rows().min(PREVIEW - *rows);
+                if wanted > 0 {
+                    batches.push(batch.slice(0, wanted));
+                    *rows += wanted;
+                }
+                Ok(())
+            }
+            Format::Csv(writer) => writer.write(batch).map_err(anyhow::Error::from),
+            Format::Arrow(writer) => writer.write(batch).map_err(Into::into),
+            Format::Parquet(writer) => writer.write(batch).map_err(Into::into),
+        };
+        written.with_context(|| format!("can't write {}", self.name))
+    }
+
+    /// Completes the file, and gives it its name.
+    pub(crate) fn finish(self, rows: u64) -> Result<()> {
+        let written = match self.format {
+            Format::Nothing => Ok(()),
+            Format::Table { schema, batches, .. } => show(schema, &batches, rows),
+            Format::Csv(writer) => writer.into_inner().flush().map_err(Into::into),
+            Format::Arrow(writer) => writer
+                .into_inner()
+                .map_err(anyhow::Error::from)
+                .and_then(|file| file.into_inner().map_err(|error| error.into_error().into()))
+                .map(drop),
+            Format::Parquet(writer) => writer.close().map(drop).map_err(Into::into),
+        };
+        written.with_context(|| format!("can't write {}", self.name))?;
+        match self.place {
+            Place::Direct => Ok(()),
+            Place::File(temporary, path) => {
+                temporary.persist(path).with_context(|| format!("can't write {}", self.name))
+            }
+        }
+    }
+}
+
+fn csv(writer: Box<dyn Write>) -> Box<arrow_csv::Writer<Box<dyn Write>>> {
+    Box::new(arrow_csv::WriterBuilder::new().with_header(true).build(writer))
+}
+
+/// Unions are looked for first, since the writer panics at them.
+fn parquet(file: File, schema: &SchemaRef) -> Result<ArrowWriter<File>> {
+    if let Some(field) = schema.fields().iter().find(|field| has_union(field.data_type())) {
+        bail!("column {:?}: Parquet has no Union", field.name());
+    }
+    Ok(ArrowWriter::try_new(file, schema.clone(), None)?)
+}
+
+fn has_union(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Union(_, _) => true,
+        DataType::Struct(fields) => fields.iter().any(|field| has_union(field.data_type())),
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::ListView(field)
+        | DataType::LargeListView(field)
+        | DataType::FixedSizeList(field, _)
+        | DataType::Map(field, _) => has_union(field.data_type()),
+        DataType::Dictionary(_, values) => has_union(values),
+        DataType::RunEndEncoded(_, values) => has_union(values.data_type()),
+        _ => false,
+    }
+}
+
+fn create(path: &Path) -> Result<(File, Place)> {
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Ok((OpenOptions::new().write(true).open(path)?, Place::Direct));
+    }
+    // What a link points to is replaced, not the link.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let temporary = tempfile::Builder::new()
+        .prefix(".demo-client-")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .map(NamedTempFile::into_parts);
+    let (file, temporary) = temporary?;
+    Ok((file, Place::File(temporary, path)))
+}
+
+fn show(schema: SchemaRef, batches: &[RecordBatch], rows: u64) -> Result<()> {
+    let empty = [RecordBatch::new_empty(schema)];
+    let table = pretty_format_batches(if batches.is_empty() { &empty } else { batches })?;
+    let mut output = io::stdout().lock();
+    writeln!(output, "{table}")?;
+    if rows > PREVIEW as u64 {
+        writeln!(output, "{rows} rows, the first {PREVIEW} of which are shown")?;
+    } else {
+        writeln!(output, "{rows} rows")?;
+    }
+    Ok(())
+}

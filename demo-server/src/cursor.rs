@@ -1,0 +1,236 @@
+//! One query: run by DuckDB as far as the client has given credit, and one frame ahead of that.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use arrow_array::{RecordBatch, RecordBatchOptions};
+use duckdb::{Connection, InterruptHandle, Statement};
+use thallus_columnar::scan::{Code, CursorId, Failure, Frame, RequestId};
+use uuid::Uuid;
+
+use crate::encoding::{Encoding, Tail, Tails};
+use crate::session::Session;
+use crate::sql;
+
+/// A frame holds DuckDB's chunks, of 2,048 rows each, up to this number …
+const CHUNKS: usize = 64;
+/// … or until it has so many bytes.
+const BYTES: usize = 4 << 20;
+
+/// Why a query ends before its result does.
+#[derive(Clone, Debug)]
+pub(crate) enum Stop {
+    Cancelled,
+    Expired,
+    /// The frame is to be sent when all is dropped.
+    Finalized(Frame),
+    /// The client is.
+    Gone,
+}
+
+/// What others may see and do while a query runs.
+pub(crate) struct Query {
+    request: RequestId,
+    interrupt: Arc<InterruptHandle>,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    cursor: Option<CursorId>,
+    stop: Option<Stop>,
+    batches: u64,
+    rows: u64,
+    bytes: u64,
+    end: Option<String>,
+}
+
+impl std::fmt::Debug for Query {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { request, progress, interrupt: _ } = self;
+        f.debug_struct("Query").field("request", request).field("progress", progress).finish_non_exhaustive()
+    }
+}
+
+impl Query {
+    pub(crate) fn new(request: RequestId, interrupt: Arc<InterruptHandle>) -> Self {
+        Self { request, interrupt, progress: Mutex::default() }
+    }
+
+    /// Interrupts DuckDB, too. Only finalizing and the end of the connection replace an earlier reason.
+    pub(crate) fn stop(&self, why: Stop) {
+        self.update(|progress| {
+            if progress.stop.is_none() || matches!(why, Stop::Finalized(_) | Stop::Gone) {
+                progress.stop = Some(why);
+            }
+        });
+        self.interrupt.interrupt();
+    }
+
+    /// Nothing more can be sent.
+    fn lost(&self, error: &anyhow::Error) {
+        self.update(|progress| {
+            progress.end = Some(format!("client gone: {error}"));
+            progress.stop = Some(Stop::Gone);
+        });
+    }
+
+    pub(crate) fn stopped(&self) -> Option<Stop> {
+        self.update(|progress| progress.stop.clone())
+    }
+
+    /// For the log.
+    pub(crate) fn summary(&self) -> String {
+        self.update(|progress| {
+            let Progress { cursor, stop, batches, rows, bytes, end } = progress;
+            let cursor = cursor.map_or_else(|| "no cursor".to_owned(), |cursor| format!("cursor {cursor}"));
+            let end = match (end.as_deref(), stop) {
+                (Some(end), _) => end,
+                (None, Some(Stop::Cancelled)) => "cancelled",
+                (None, Some(Stop::Expired)) => "expired",
+                (None, Some(Stop::Finalized(_))) => "finalized",
+                (None, Some(Stop::Gone)) => "client gone",
+                (None, None) => "ended",
+            };
+            format!("{cursor}: {end}; sent {batches} batches, {rows} rows, {bytes} bytes")
+        })
+    }
+
+    fn update<T>(&self, change: impl FnOnce(&mut Progress) -> T) -> T {
+        change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Runs a query to its end, and answers its INIT. Drops `connection`, and with it all that DuckDB has of the query.
+pub(crate) fn run(
+    session: &Session,
+    query: &Arc<Query>,
+    connection: Connection,
+    sql: &str,
+    encoding: Encoding,
+) {
+    let mut cursor = None;
+    let outcome = stream(session, query, &connection, sql, encoding, &mut cursor);
+    drop(connection);
+    let mut state = session.state();
+    let end = match (outcome, query.stopped(), cursor) {
+        // Nobody listens any more; or the cursor's end was sent when it expired.
+        (_, Some(Stop::Finalized(_) | Stop::Gone | Stop::Expired), _) => None,
+        (Ok(()), None, Some(cursor)) => {
+            query.update(|progress| progress.end = Some("done".to_owned()));
+            state.books.done(cursor)
+        }
+        (outcome, stopped, cursor) => {
+            let failure = if stopped.is_some() {
+                Failure { code: Code::Cancelled, message: "cancelled".to_owned() }
+            } else {
+                outcome.err().unwrap_or_else(|| own(&anyhow::anyhow!("the query has no cursor")))
+            };
+            if stopped.is_none() {
+                query.update(|progress| {
+                    progress.end = Some(format!("failed: {}", one_line(&failure.message)))
+                });
+            }
+            match cursor {
+                Some(cursor) => state.books.failed(cursor, failure),
+                None => state.books.refused(query.request, failure).ok(),
+            }
+        }
+    };
+    if let Some(frame) = end {
+        // A failure closes the connection, which its reader finds out.
+        let _ = session.send(&mut state, &frame, &Tail::None);
+    }
+}
+
+/// Ends without an error also when the query was stopped.
+fn stream(
+    session: &Session,
+    query: &Arc<Query>,
+    connection: &Connection,
+    sql: &str,
+    encoding: Encoding,
+    cursor: &mut Option<CursorId>,
+) -> Result<(), Failure> {
+    let refused = |message| Failure { code: Code::Query, message };
+    let database = |error: duckdb::Error| refused(sql::message(&error));
+    sql::check(connection, sql).map_err(refused)?;
+    // Should anything have passed the check.
+    connection.execute_batch("BEGIN TRANSACTION READ ONLY").map_err(database)?;
+    let mut statement = connection.prepare(sql).map_err(database)?;
+    let schema = statement.stream_arrow([]).map_err(database)?.get_schema();
+    let mut tails = Tails::new(encoding, &schema).map_err(|error| own(&error.into()))?;
+
+    let id = CursorId(*Uuid::new_v4().as_bytes());
+    {
+        let mut state = session.state();
+        let frame = state.books.opened(query.request, id, session.server.now());
+        let frame = frame.map_err(|error| own(&error.into()))?;
+        query.update(|progress| progress.cursor = Some(id));
+        session.name(&mut state, query, id);
+        *cursor = Some(id);
+        if let Err(error) = session.send(&mut state, &frame, &tails.take()) {
+            query.lost(&error);
+            return Ok(());
+        }
+    }
+
+    loop {
+        let rows = fill(query, &statement, &schema, &mut tails)?;
+        if rows == 0 || query.stopped().is_some() {
+            return Ok(());
+        }
+        let tail = tails.take();
+        let credit = session.wait(query, |state| state.books.batch(id, session.server.now()));
+        let Some((mut state, frame)) = credit else {
+            if query.stopped().is_none() {
+                query.lost(&anyhow::anyhow!("the connection is closed"));
+            }
+            return Ok(());
+        };
+        if let Err(error) = session.send(&mut state, &frame, &tail) {
+            query.lost(&error);
+            return Ok(());
+        }
+        query.update(|progress| {
+            progress.batches += 1;
+            progress.rows += rows;
+            progress.bytes += tail.len() as u64;
+        });
+    }
+}
+
+/// Fetches chunks for one frame. Returns their rows, 0 at the end.
+fn fill(
+    query: &Query,
+    statement: &Statement<'_>,
+    schema: &arrow_schema::SchemaRef,
+    tails: &mut Tails,
+) -> Result<u64, Failure> {
+    let mut rows = 0;
+    for _ in 0..CHUNKS {
+        if query.stopped().is_some() || tails.len() >= BYTES {
+            break;
+        }
+        let chunk = statement.step();
+        let chunk = chunk.map_err(|error| Failure { code: Code::Query, message: sql::message(&error) })?;
+        let Some(chunk) = chunk else { break };
+        let (_, columns, _) = chunk.into_parts();
+        let count = columns.first().map_or(0, |column| column.len());
+        let options = RecordBatchOptions::new().with_row_count(Some(count));
+        let batch = RecordBatch::try_new_with_options(schema.clone(), columns, &options)
+            .context("DuckDB's chunk does not fit its schema");
+        batch.and_then(|batch| Ok(tails.push(&batch)?)).map_err(|error| own(&error))?;
+        rows += count as u64;
+    }
+    Ok(rows)
+}
+
+/// The server's own trouble.
+fn own(error: &anyhow::Error) -> Failure {
+    Failure { code: Code::Other(0), message: format!("{error:#}") }
+}
+
+fn one_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}

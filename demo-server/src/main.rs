@@ -1,0 +1,115 @@
+//! SQL over a folder of Parquet, CSV and DuckDB files, for clients of the scan protocol (`docs/wire-scan.md`).
+//!
+//! ```text
+//!  client ── frames ──► session   reads frames, keeps the books    one thread for each client
+//!                          │
+//!                          ▼
+//!                       cursor    runs the query, sends batches    one thread for each running query
+//!                          │
+//!                          ▼
+//!                       dataset   DuckDB, with a view for each file
+//! ```
+
+#![forbid(unsafe_code)]
+
+/// A line of the log, on standard error. That nobody reads it is no reason to panic, as `eprintln!` would.
+macro_rules! log {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
+mod cursor;
+mod dataset;
+mod encoding;
+mod server;
+mod session;
+mod sql;
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::dataset::Dataset;
+use crate::server::{Limits, Server};
+
+/// Answers SQL on the data files of a folder. Queries only read: see docs/columns.md.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// Where to listen; with port 0 the kernel chooses one. The address is printed
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7575")]
+    listen: SocketAddr,
+
+    /// A folder: its .parquet, .csv and .duckdb files become views of the same name
+    #[arg(long, value_name = "DIR")]
+    dataset: PathBuf,
+
+    /// Memory for all queries together, such as 2GB; nothing is spilled to disk [default: 80% of the machine's]
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<String>,
+
+    /// Cursors that one client may have
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    max_cursors: usize,
+
+    /// Queries that may run for all clients together
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    max_queries: usize,
+
+    /// Connections at a time
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    max_clients: usize,
+
+    /// How long a cursor waits for its client, and a batch for being taken off
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    idle: u64,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("demo-server: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let dataset = Dataset::open(&arguments.dataset, arguments.memory.as_deref())?;
+    let listener = TcpListener::bind(arguments.listen)
+        .with_context(|| format!("can't listen on {}", arguments.listen))?;
+    let address = listener.local_addr().context("the address listened on")?;
+
+    let server = Arc::new(Server::new(
+        dataset,
+        Limits {
+            cursors: arguments.max_cursors,
+            queries: arguments.max_queries,
+            clients: arguments.max_clients,
+            idle: Duration::from_secs(arguments.idle),
+        },
+    ));
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("signal handlers")?;
+    let signalled = server.clone();
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        if signals.forever().next().is_some() {
+            signalled.close();
+            std::process::exit(0);
+        }
+    })?;
+
+    let mut output = std::io::stdout();
+    writeln!(output, "{address}").and_then(|()| output.flush()).context("standard output")?;
+    server.serve(&listener)
+}

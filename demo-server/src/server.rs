@@ -1,0 +1,132 @@
+//! All clients: accepting them, counting what they have, and letting them go.
+
+use std::collections::HashMap;
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::dataset::Dataset;
+use crate::session::Session;
+
+/// How long a refused `accept` is left alone: it is refused for want of descriptors or memory, which others give back.
+const PAUSE: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Cursors of a client.
+    pub(crate) cursors: usize,
+    /// Running queries of all.
+    pub(crate) queries: usize,
+    pub(crate) clients: usize,
+    /// How long a cursor or a send may wait for the client.
+    pub(crate) idle: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) dataset: Dataset,
+    pub(crate) limits: Limits,
+    started: Instant,
+    queries: AtomicUsize,
+    clients: Mutex<Clients>,
+}
+
+#[derive(Debug, Default)]
+struct Clients {
+    last: u64,
+    sessions: HashMap<u64, Arc<Session>>,
+    closed: bool,
+}
+
+/// The right to run a query.
+#[derive(Debug)]
+pub(crate) struct Permit(Arc<Server>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.queries.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Server {
+    pub(crate) fn new(dataset: Dataset, limits: Limits) -> Self {
+        let clients = Mutex::default();
+        Self { dataset, limits, started: Instant::now(), queries: AtomicUsize::new(0), clients }
+    }
+
+    /// Time since the start, which the books go by.
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Queries that run now.
+    pub(crate) fn queries(&self) -> usize {
+        self.queries.load(Ordering::Relaxed)
+    }
+
+    /// None if as many run as may.
+    pub(crate) fn permit(self: &Arc<Self>) -> Option<Permit> {
+        let one_more = |queries| (queries < self.limits.queries).then_some(queries + 1);
+        self.queries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        Some(Permit(self.clone()))
+    }
+
+    /// Accepts clients for ever.
+    pub(crate) fn serve(self: &Arc<Self>, listener: &TcpListener) -> Result<()> {
+        for stream in listener.incoming() {
+            match stream {
+                Ok(stream) => self.accept(stream),
+                Err(error) => {
+                    log!("accept: {error}");
+                    thread::sleep(PAUSE);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(self: &Arc<Self>, stream: TcpStream) {
+        let mut clients = self.clients();
+        if clients.closed || clients.sessions.len() >= self.limits.clients {
+            log!("a connection was closed: {} clients are connected", clients.sessions.len());
+            return;
+        }
+        clients.last += 1;
+        let id = clients.last;
+        let session = match Session::new(self.clone(), id, stream) {
+            Ok(session) => Arc::new(session),
+            Err(error) => return log!("client {id}: {error}"),
+        };
+        clients.sessions.insert(id, session.clone());
+        let server = self.clone();
+        let thread = thread::Builder::new().name(format!("client {id}")).spawn(move || {
+            session.serve();
+            server.clients().sessions.remove(&id);
+        });
+        if let Err(error) = thread {
+            clients.sessions.remove(&id);
+            log!("client {id}: no thread: {error}");
+        }
+    }
+
+    /// Ends all connections and queries, then DuckDB.
+    pub(crate) fn close(&self) {
+        let sessions: Vec<_> = {
+            let mut clients = self.clients();
+            clients.closed = true;
+            clients.sessions.values().cloned().collect()
+        };
+        for session in sessions {
+            session.close();
+        }
+        self.dataset.close();
+    }
+
+    fn clients(&self) -> MutexGuard<'_, Clients> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

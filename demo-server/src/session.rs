@@ -1,0 +1,275 @@
+//! One client: its frames come in here, and all frames to it go out under one lock, in the order of its books.
+
+use std::collections::HashMap;
+use std::io::{self, BufReader, Read};
+use std::net::{Shutdown, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use thallus_columnar::scan::{
+    self, Action, Code, CursorId, Failure, Frame, FrameLimits, HEADER, Header, RequestId, ServerLimits,
+};
+use thallus_columnar::write_all_vectored;
+
+use crate::cursor::{Query, Stop};
+use crate::encoding::{Encoding, Tail};
+use crate::server::Server;
+
+/// What a client of the baseline sends before its first frame (docs/wire-scan.md).
+const BASELINE: &[u8; HEADER] = b"thallus baseline";
+
+/// Time for a client to say HELLO.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// DuckDB plans by recursion: 900 common table expressions, each of which reads from the one before, overflow 2 MiB. Only
+/// what is used takes memory. [`sql::LENGTH`](crate::sql::LENGTH) bounds the depth.
+const STACK: usize = 256 << 20;
+
+/// An interrupt is forgotten by a query that begins after it, so it is repeated.
+const AGAIN: Duration = Duration::from_millis(20);
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) server: Arc<Server>,
+    id: u64,
+    stream: TcpStream,
+    state: Mutex<State>,
+    /// Credits have come, a query was stopped or has ended.
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) books: scan::Server,
+    /// Threads that are alive, by a number of their own.
+    queries: HashMap<u64, Arc<Query>>,
+    cursors: HashMap<CursorId, u64>,
+    last_query: u64,
+    /// Nothing more can be sent.
+    closed: bool,
+}
+
+impl Session {
+    pub(crate) fn new(server: Arc<Server>, id: u64, stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(GREETING))?;
+        stream.set_write_timeout(Some(server.limits.idle))?;
+        let books =
+            scan::Server::new(ServerLimits { cursors: server.limits.cursors, idle: server.limits.idle });
+        let state =
+            State { books, queries: HashMap::new(), cursors: HashMap::new(), last_query: 0, closed: false };
+        Ok(Self { server, id, stream, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// Answers the client until it goes, then ends what it has left.
+    pub(crate) fn serve(self: &Arc<Self>) {
+        let address = self.stream.peer_addr().map_or_else(|error| error.to_string(), |peer| peer.to_string());
+        log!("client {}: connected from {address}", self.id);
+        let how = match self.converse() {
+            Ok(()) => "gone".to_owned(),
+            Err(error) => format!("{error:#}"),
+        };
+        self.close();
+        log!("client {}: {how}; {} queries are running", self.id, self.server.queries());
+    }
+
+    fn converse(self: &Arc<Self>) -> Result<()> {
+        let mut reader = BufReader::new(&self.stream);
+        self.send(&mut self.state(), &Frame::hello(), &Tail::None)?;
+
+        let Some(mut first) = read_header(&mut reader)? else { return Ok(()) };
+        let mut encoding = Encoding::Scatter;
+        if &first == BASELINE {
+            encoding = Encoding::Contiguous;
+            first = read_header(&mut reader)?.context("no frame after the preface")?;
+        }
+        read_frame(&first, &mut reader)?.check_hello()?;
+        self.stream.set_read_timeout(None)?;
+
+        while let Some(header) = read_header(&mut reader)? {
+            let frame = read_frame(&header, &mut reader)?;
+            self.received(frame, encoding)?;
+        }
+        Ok(())
+    }
+
+    fn received(self: &Arc<Self>, frame: Frame, encoding: Encoding) -> Result<()> {
+        let mut state = self.state();
+        match state.books.received(frame, self.server.now())? {
+            Action::Open { request, dataset, sql } => {
+                if let Err(failure) = self.open(&mut state, request, dataset, sql, encoding) {
+                    let frame = state.books.refused(request, failure)?;
+                    self.send(&mut state, &frame, &Tail::None)?;
+                }
+            }
+            Action::Resume(_) => self.changed.notify_all(),
+            Action::Interrupt(id) => self.stop(&state, id, Stop::Cancelled),
+            Action::Close(id, frame) => match state.cursors.get(&id) {
+                // Sent by the query's thread, once it has dropped what the query holds.
+                Some(_) => self.stop(&state, id, Stop::Finalized(frame)),
+                None => self.send(&mut state, &frame, &Tail::None)?,
+            },
+            Action::Refuse(frame) => self.send(&mut state, &frame, &Tail::None)?,
+            Action::None => {}
+        }
+        Ok(())
+    }
+
+    /// Starts the thread that answers.
+    fn open(
+        self: &Arc<Self>,
+        state: &mut State,
+        request: RequestId,
+        dataset: String,
+        sql: String,
+        encoding: Encoding,
+    ) -> Result<(), Failure> {
+        let Some(permit) = self.server.permit() else {
+            let message = format!("The server runs {} queries already", self.server.limits.queries);
+            return Err(Failure { code: Code::Limit, message });
+        };
+        let failed = |message| Failure { code: Code::Dataset, message };
+        let connection = self.server.dataset.connect(&dataset).map_err(failed)?;
+        let query = Arc::new(Query::new(request, connection.interrupt_handle()));
+        state.last_query += 1;
+        let number = state.last_query;
+        let (session, running) = (self.clone(), query.clone());
+        let builder = thread::Builder::new().name(format!("query {}.{number}", self.id)).stack_size(STACK);
+        let thread = builder.spawn(move || {
+            let run = || crate::cursor::run(&session, &running, connection, &sql, encoding);
+            if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                // A bug, here or in a library: the client must not wait for an answer for ever.
+                let _ = session.stream.shutdown(Shutdown::Both);
+            }
+            drop(permit);
+            session.ended(number, &running);
+        });
+        match thread {
+            Ok(_) => {
+                state.queries.insert(number, query);
+                Ok(())
+            }
+            Err(error) => Err(Failure { code: Code::Other(0), message: format!("no thread: {error}") }),
+        }
+    }
+
+    /// The query's cursor may be named by the client from now on.
+    pub(crate) fn name(&self, state: &mut State, query: &Arc<Query>, id: CursorId) {
+        let number =
+            state.queries.iter().find(|(_, other)| Arc::ptr_eq(other, query)).map(|(number, _)| *number);
+        if let Some(number) = number {
+            state.cursors.insert(id, number);
+        }
+    }
+
+    /// A query's thread has dropped everything.
+    fn ended(&self, number: u64, query: &Query) {
+        let mut state = self.state();
+        state.queries.remove(&number);
+        state.cursors.retain(|_, other| *other != number);
+        log!("client {}: {}; {} queries are running", self.id, query.summary(), self.server.queries());
+        if let Some(Stop::Finalized(frame)) = query.stopped() {
+            // A failure closes the connection, which its reader finds out.
+            let _ = self.send(&mut state, &frame, &Tail::None);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn stop(&self, state: &State, id: CursorId, why: Stop) {
+        if let Some(query) = state.cursors.get(&id).and_then(|number| state.queries.get(number)) {
+            query.stop(why);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until `ready` has a value, or the query is stopped; ends cursors that have waited for too long.
+    pub(crate) fn wait<T>(
+        &self,
+        query: &Query,
+        ready: impl Fn(&mut State) -> Option<T>,
+    ) -> Option<(MutexGuard<'_, State>, T)> {
+        let mut state = self.state();
+        loop {
+            if query.stopped().is_some() || state.closed {
+                return None;
+            }
+            if let Some(value) = ready(&mut state) {
+                return Some((state, value));
+            }
+            let expired = state.books.expired(self.server.now());
+            if !expired.is_empty() {
+                for (id, frame) in expired {
+                    self.send(&mut state, &frame, &Tail::None).ok()?;
+                    self.stop(&state, id, Stop::Expired);
+                }
+                continue;
+            }
+            let pause = (self.server.limits.idle / 16).max(AGAIN);
+            state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// # Errors
+    ///
+    /// Those of the socket. Nothing can be sent after one, and the session ends.
+    pub(crate) fn send(&self, state: &mut State, frame: &Frame, tail: &Tail) -> Result<()> {
+        if state.closed {
+            bail!("the connection is closed");
+        }
+        let head = frame.encode(tail.len() as u64)?;
+        let slices = std::iter::once(&head[..]).chain(tail.slices());
+        let Err(error) = write_all_vectored(&mut &self.stream, slices) else { return Ok(()) };
+        state.closed = true;
+        // Ends the reader; if it fails, the connection has gone already.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        if error.kind() == io::ErrorKind::WouldBlock {
+            bail!("the client has taken nothing for {} s", self.server.limits.idle.as_secs());
+        }
+        Err(error.into())
+    }
+
+    /// Ends the connection, and returns when no query is left.
+    pub(crate) fn close(&self) {
+        // Before the lock, which a send to a client that does not read may hold.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        let mut state = self.state();
+        state.closed = true;
+        while !state.queries.is_empty() {
+            state.queries.values().for_each(|query| query.stop(Stop::Gone));
+            self.changed.notify_all();
+            state = self.changed.wait_timeout(state, AGAIN).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// None if the client has gone in between two frames.
+fn read_header(reader: &mut impl Read) -> Result<Option<[u8; HEADER]>> {
+    let mut header = [0; HEADER];
+    let mut filled = 0;
+    while filled < HEADER {
+        match reader.read(&mut header[filled..]) {
+            Ok(0) if filled == 0 => return Ok(None),
+            Ok(0) => bail!("the connection ended in mid-frame"),
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Some(header))
+}
+
+fn read_frame(header: &[u8; HEADER], reader: &mut impl Read) -> Result<Frame> {
+    // A client's frames have no tail.
+    let header = Header::parse(header, &FrameLimits { tail: 0, ..FrameLimits::default() })?;
+    let mut head = vec![0; header.head];
+    reader.read_exact(&mut head).context("the connection ended in mid-frame")?;
+    Ok(Frame::parse(&header, &head)?)
+}

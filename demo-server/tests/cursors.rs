@@ -1,0 +1,235 @@
+//! Cursors come and go: credits, cancelling, limits, expiry, and clients that die.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use support::{Server, Steps, dataset, signal};
+use thallus_columnar::scan::{Code, Frame};
+
+/// More than anybody will read.
+const ENDLESS: &str = "SELECT range AS i FROM range(1000000000000)";
+/// Minutes of work before the first row.
+const HARD: &str = "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b";
+
+#[test]
+fn the_server_sends_no_more_than_the_credits_allow() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let mut client = Steps::connect(&server);
+    let slow = client.open(ENDLESS).unwrap();
+    client.iterate(slow, 3);
+    for number in 0..3 {
+        assert_eq!(client.batch(slow), number);
+    }
+    // Meanwhile another cursor has dozens of batches; `Steps` would not take one of the first.
+    let other = client.open("SELECT i FROM numbers").unwrap();
+    assert!(client.drain(other) >= 23);
+    client.finalize(other);
+    client.cancel(slow);
+    assert!(
+        matches!(client.next(), Frame::Failed { cursor, failure } if cursor == slow && failure.code == Code::Cancelled)
+    );
+    server.logged(&[&slow.to_string(), "cancelled", "sent 3 batches"]);
+    client.finalize(slow);
+}
+
+#[test]
+fn twenty_cancelled_scans_leave_nothing() {
+    let folder = dataset();
+    // A cursor or a query that was left over would be one too many.
+    let server = Server::start(&folder, &["--max-cursors", "1", "--max-queries", "1"]);
+    let mut client = Steps::connect(&server);
+    for round in 0..20 {
+        let cursor = client.open(ENDLESS).unwrap();
+        client.iterate(cursor, round % 4);
+        if round % 4 > 0 && round % 3 > 0 {
+            assert_eq!(client.batch(cursor), 0);
+        }
+        client.cancel(cursor);
+        loop {
+            match client.next() {
+                Frame::Batch { .. } => {}
+                Frame::Failed { failure, .. } => break assert_eq!(failure.code, Code::Cancelled),
+                frame => panic!("{frame:?}"),
+            }
+        }
+        server.logged(&["cancelled", "0 queries are running"]);
+        client.finalize(cursor);
+    }
+    let cursor = client.open("FROM pairs").unwrap();
+    assert_eq!(client.drain(cursor), 1);
+}
+
+#[test]
+fn finalizing_ends_one_cursor_alone() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let mut client = Steps::connect(&server);
+    let (first, second) = (client.open(ENDLESS).unwrap(), client.open("SELECT i FROM numbers").unwrap());
+    client.iterate(first, 1);
+    assert_eq!(client.batch(first), 0);
+    client.finalize(first);
+    server.logged(&[&first.to_string(), "finalized", "1 queries are running"]);
+    assert!(client.drain(second) >= 23);
+    client.finalize(second);
+    // It is forgotten: naming it again breaks the protocol.
+    client.send(&Frame::Cancel { cursor: second });
+    client.assert_closed();
+    server.logged(&["no such cursor"]);
+}
+
+#[test]
+fn cursors_are_limited_for_each_client_and_for_all() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--max-cursors", "2", "--max-queries", "3", "--max-clients", "2"]);
+    let (mut one, mut two) = (Steps::connect(&server), Steps::connect(&server));
+    let cursor = one.open(ENDLESS).unwrap();
+    one.open(ENDLESS).unwrap();
+    let failure = one.open(ENDLESS).unwrap_err();
+    assert_eq!((failure.code, failure.message.contains('2')), (Code::Limit, true), "{failure:?}");
+    two.open(ENDLESS).unwrap();
+    let failure = two.open(ENDLESS).unwrap_err();
+    assert_eq!((failure.code, failure.message.contains('3')), (Code::Limit, true), "{failure:?}");
+    one.finalize(cursor);
+    two.open(ENDLESS).unwrap();
+
+    let outcome = server.run(&["--sql", "SELECT 1"]);
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.errors.contains("can't use the server"), "{outcome:?}");
+    server.logged(&["2 clients are connected"]);
+}
+
+#[test]
+fn a_cursor_that_nobody_asks_for_expires() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--idle", "1"]);
+    let mut client = Steps::connect(&server);
+    let cursor = client.open(ENDLESS).unwrap();
+    assert!(matches!(client.next(), Frame::Failed { failure, .. } if failure.code == Code::Expired));
+    server.logged(&["expired", "sent 0 batches", "0 queries are running"]);
+    client.finalize(cursor);
+}
+
+#[test]
+fn a_client_that_dies_releases_everything() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for transport in ["scatter", "rpc"] {
+        let mut command = server.client(&["--sql", ENDLESS, "--out", "-", "--transport", transport]);
+        let mut client = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        // It is in the midst of the result, and can't write on.
+        let mut output = BufReader::new(client.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        client.kill().unwrap();
+        client.wait().unwrap();
+        server.logged(&["client gone", "0 queries are running"]);
+    }
+    let mut client = Steps::connect(&server);
+    client.init(HARD);
+    drop(client);
+    server.logged(&["no cursor: client gone", "0 queries are running"]);
+    server.run(&["--sql", "FROM pairs"]).assert_ok();
+}
+
+#[test]
+fn a_client_that_does_not_read_its_batches_loses_its_connection() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--idle", "3"]);
+    let mut client = Steps::connect(&server);
+    let cursor = client.open(ENDLESS).unwrap();
+    client.iterate(cursor, 1000);
+    server.logged(&[&cursor.to_string(), "has taken nothing for 3 s", "0 queries are running"]);
+}
+
+#[test]
+fn ctrl_c_cancels_on_the_server() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for transport in ["scatter", "rpc"] {
+        let mut command = server.client(&["--sql", ENDLESS, "--out", "-", "--transport", transport]);
+        let mut client = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(client.stdout.take().unwrap());
+        output.read_line(&mut String::new()).unwrap();
+        signal(&client, Signal::INT);
+        // Until then the client may wait for its output to be taken.
+        std::thread::scope(|scope| {
+            scope.spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
+            assert_eq!(client.wait().unwrap().code(), Some(130));
+        });
+        server.logged(&["cancelled", "0 queries are running"]);
+    }
+}
+
+#[test]
+fn ctrl_c_ends_a_query_that_has_not_answered() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let mut client = server.client(&["--sql", HARD]).spawn().unwrap();
+    server.logged(&["connected"]);
+    signal(&client, Signal::INT);
+    assert_eq!(client.wait().unwrap().code(), Some(130));
+    server.logged(&["gone; 0 queries are running"]);
+}
+
+#[test]
+fn clients_do_not_wait_for_each_other() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let mut one = Steps::connect(&server);
+    let cursor = one.open("SELECT i FROM numbers").unwrap();
+    one.iterate(cursor, 1);
+    assert_eq!(one.batch(cursor), 0);
+    let command = |transport| {
+        let options = ["--sql", "FROM numbers", "--summary", "--checksum", "--transport", transport];
+        let mut command = server.client(&options);
+        command.stdout(Stdio::piped());
+        command
+    };
+    let clients = ["scatter", "rpc", "scatter"].map(|transport| command(transport).spawn().unwrap());
+    let sums = clients.map(|client| {
+        let output = client.wait_with_output().unwrap();
+        assert!(output.status.success());
+        let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        summary["checksum"].as_str().unwrap().to_owned()
+    });
+    assert!(sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
+    assert!(one.drain(cursor) >= 23);
+}
+
+#[test]
+fn what_is_not_the_protocol_ends_that_connection_only() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let mut client = Steps::connect(&server);
+    for bytes in [&b"GET / HTTP/1.1\r\nHost: example\r\n\r\n"[..], &[0xff; 64], &[0; 64], b"thallus baseline"]
+    {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        // The server's greeting, and then its end of the connection.
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        server.logged(&["client", "; 0 queries are running"]);
+    }
+    let cursor = client.open("FROM pairs").unwrap();
+    assert_eq!(client.drain(cursor), 1);
+}
+
+#[test]
+fn a_server_that_is_told_to_ends_in_the_midst_of_queries() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let mut client = Steps::connect(&server);
+    let cursor = client.open(ENDLESS).unwrap();
+    client.iterate(cursor, 1);
+    assert_eq!(client.batch(cursor), 0);
+    client.init(HARD);
+    server.stop();
+    client.assert_closed();
+}

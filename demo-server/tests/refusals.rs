@@ -1,0 +1,234 @@
+//! What can't be done is told in a sentence, and the server serves on.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use support::{Outcome, Server, client_program, dataset, server_program};
+
+fn assert_failed(outcome: &Outcome, words: &[&str]) {
+    assert_eq!((outcome.status, outcome.output.as_str()), (Some(1), ""), "{outcome:?}");
+    for word in words {
+        assert!(outcome.errors.contains(word), "no {word:?} in {outcome:?}");
+    }
+}
+
+#[test]
+fn errors_of_a_query_are_duckdbs() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for (sql, words) in [
+        ("SELEC 1", &["Parser Error", "SELEC", "LINE 1"][..]),
+        ("SELECT nonsense FROM pairs", &["Binder Error", "\"nonsense\"", "LINE 1"]),
+        ("SELECT * FROM nowhere", &["Catalog Error", "nowhere"]),
+        ("SELECT 'x'::INTEGER", &["Conversion Error", "'x'"]),
+        (
+            "SELECT CASE WHEN i > 2900000 THEN error('late trouble') ELSE i END FROM numbers",
+            &["late trouble"],
+        ),
+    ] {
+        for transport in ["scatter", "rpc"] {
+            let outcome = server.run(&["--sql", sql, "--transport", transport, "--summary"]);
+            assert_failed(&outcome, words);
+        }
+    }
+    server.run(&["--sql", "FROM pairs"]).assert_ok();
+}
+
+#[test]
+fn queries_only_read_and_only_the_dataset() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let secret = folder.path().join("secret.csv");
+    let new = folder.path().join("new.csv");
+    let inside = folder.path().join("data/new.parquet");
+    let data = folder.path().join("data/pairs.csv");
+    let (secret, new, inside, data) =
+        (secret.to_str().unwrap(), new.to_str().unwrap(), inside.to_str().unwrap(), data.to_str().unwrap());
+    let files = "file system operations are disabled";
+    for (sql, word) in [
+        (format!("FROM '{secret}'"), files),
+        (format!("FROM read_csv('{secret}')"), files),
+        (format!("FROM '{data}/../../secret.csv'"), files),
+        ("FROM read_parquet('/etc/*')".to_owned(), files),
+        (format!("FROM read_text('{secret}')"), "table function \"read_text\""),
+        ("FROM glob('/etc/*')".to_owned(), "table function \"glob\""),
+        ("FROM query('SELECT 1')".to_owned(), "table function \"query\""),
+        (format!("FROM enable_logging(storage = 'file', storage_path = '{new}')"), "\"enable_logging\""),
+        (format!("COPY pairs TO '{new}'"), "only reads"),
+        (format!("COPY pairs TO '{inside}'"), "only reads"),
+        (format!("ATTACH '{new}' AS other"), "only reads"),
+        (format!("SELECT 1; COPY pairs TO '{new}'"), "only reads"),
+        ("SELECT 1; SELECT 2".to_owned(), "one query"),
+        ("INSTALL httpfs".to_owned(), "only reads"),
+        ("LOAD httpfs".to_owned(), "only reads"),
+        ("SET enable_external_access = true".to_owned(), "only reads"),
+        ("SET threads = 1".to_owned(), "only reads"),
+        ("DROP VIEW pairs".to_owned(), "only reads"),
+        ("CREATE TABLE t AS SELECT 1".to_owned(), "only reads"),
+        ("INSERT INTO types.other VALUES (2)".to_owned(), "only reads"),
+        ("DETACH types".to_owned(), "only reads"),
+    ] {
+        assert_failed(&server.run(&["--sql", &sql]), &[word]);
+    }
+    let outcome = server.run(&["--sql", "SELECT count(*) AS n FROM pairs, types.other"]);
+    assert_eq!(outcome.output, "n\n10\n", "{outcome:?}");
+    assert!(!folder.path().join("new.csv").exists());
+    assert!(!folder.path().join("data/new.parquet").exists());
+    server.run(&["--sql", "EXPLAIN SELECT * FROM pairs"]).assert_ok();
+}
+
+/// None of these may overflow a stack: they are planned by recursion.
+#[test]
+fn deep_queries_are_answered_or_refused() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for depth in [100, 2500] {
+        let chain: String = (1..depth).map(|i| format!(",t{i} as(from t{})", i - 1)).collect();
+        for sql in [
+            format!("SELECT {}1{}", "(".repeat(depth), ")".repeat(depth)),
+            format!("SELECT 1{}", "+1".repeat(depth)),
+            format!("SELECT {}1{}", "[".repeat(depth), "]".repeat(depth)),
+            format!("SELECT {}true", "NOT ".repeat(depth)),
+            format!("SELECT 1{}", " UNION ALL SELECT 1".repeat(depth)),
+            format!("FROM {}(SELECT 1){}", "(FROM ".repeat(depth), ")".repeat(depth)),
+            format!("WITH t0 as(select 1){chain} from t{}", depth - 1),
+        ] {
+            let outcome = server.run(&["--sql", &sql, "--summary"]);
+            let told = ["Max expression depth", "memory exhausted", "nesting this deep"];
+            let refused = || told.iter().any(|told| outcome.errors.contains(told));
+            assert!(outcome.status == Some(0) || refused(), "{depth}: {outcome:?}");
+        }
+    }
+    let long = format!("SELECT '{}'", "x".repeat(100_000));
+    assert_failed(&server.run(&["--sql", &long]), &["100009 bytes", "65536"]);
+    server.run(&["--sql", "FROM pairs"]).assert_ok();
+}
+
+#[test]
+fn memory_is_limited_and_running_out_of_it_is_an_error() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--memory", "60MB"]);
+    let outcome = server.run(&["--sql", "FROM numbers ORDER BY name DESC", "--summary"]);
+    assert_failed(&outcome, &["Out of Memory Error"]);
+    // What is streamed is never in memory as a whole.
+    let summary = server.run(&["--sql", "FROM numbers", "--summary"]).summary();
+    assert!(summary["bytes"].as_u64().unwrap() > 80_000_000, "{summary}");
+}
+
+#[test]
+fn a_dataset_that_is_none_is_told_at_the_start() {
+    let folder = dataset();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    for name in ["empty", "same", "broken", "own"] {
+        fs::create_dir(path(name)).unwrap();
+    }
+    fs::write(path("empty/notes.txt"), "").unwrap();
+    fs::write(path("same/a.csv"), "x\n1\n").unwrap();
+    fs::write(path("same/A.parquet"), "").unwrap();
+    fs::write(path("broken/a.parquet"), "this is no Parquet file").unwrap();
+    fs::write(path("own/temp.csv"), "x\n1\n").unwrap();
+    for (name, words) in [
+        ("missing", &["missing", "No such file or directory"][..]),
+        ("secret.csv", &["secret.csv", "Not a directory"]),
+        ("empty", &["empty", "has no .parquet, .csv or .duckdb file"]),
+        ("same", &["a.csv", "A.parquet", "the same name"]),
+        ("broken", &["a.parquet", "No magic bytes found"]),
+        ("own", &["temp.csv", "DuckDB's own"]),
+    ] {
+        let outcome =
+            Outcome::of(server_program().args(["--listen", "127.0.0.1:0", "--dataset", &path(name)]));
+        assert_failed(&outcome, words);
+    }
+    let outcome = Outcome::of(server_program().args(["--dataset", &path("data"), "--memory", "much"]));
+    assert_failed(&outcome, &["much"]);
+}
+
+#[test]
+fn another_dataset_than_the_servers_is_refused() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    server.run(&["--sql", "FROM pairs", "--dataset", "data"]).assert_ok();
+    let outcome = server.run(&["--sql", "FROM pairs", "--dataset", "tpch"]);
+    assert_failed(&outcome, &["no dataset \"tpch\"", "\"data\""]);
+}
+
+#[test]
+fn nobody_listening_is_told() {
+    let outcome = Outcome::of(client_program().args(["--connect", "127.0.0.1:1", "--sql", "SELECT 1"]));
+    assert_failed(&outcome, &["127.0.0.1:1", "Connection refused"]);
+}
+
+#[test]
+fn wrong_options_and_transports_that_are_not_there_have_status_2() {
+    for options in [
+        &["--sql", "SELECT 1", "--transport", "flight"][..],
+        &["--sql", "SELECT 1", "--transport", "pull"],
+        &["--sql", "SELECT 1", "--transport", "ipc"],
+        &["--sql", "SELECT 1", "--transport", "pigeon"],
+        &["--sql", "SELECT 1", "--credits", "0"],
+        &[],
+    ] {
+        let outcome = Outcome::of(client_program().args(options));
+        assert_eq!(outcome.status, Some(2), "{outcome:?}");
+    }
+    let outcome = Outcome::of(client_program().args(["--sql", "SELECT 1", "--transport", "flight"]));
+    assert!(outcome.errors.contains("not there yet"), "{outcome:?}");
+}
+
+#[test]
+fn an_unknown_ending_and_a_type_that_the_format_lacks_are_told() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let out = folder.path().join("out");
+    fs::create_dir(&out).unwrap();
+    let path = |name: &str| out.join(name).to_str().unwrap().to_owned();
+    let outcome = server.run(&["--sql", "FROM pairs", "--out", &path("x.json")]);
+    assert_failed(&outcome, &["x.json", ".parquet, .arrow or .csv"]);
+    let outcome = server.run(&["--sql", "SELECT list FROM plain", "--out", &path("x.csv")]);
+    assert_failed(&outcome, &["x.csv", "List"]);
+    for column in ["either", "list_of_unions"] {
+        let sql = format!("SELECT {column} FROM types.types");
+        let outcome = server.run(&["--sql", &sql, "--out", &path("x.parquet")]);
+        assert_failed(&outcome, &["x.parquet", column, "Union"]);
+    }
+    let outcome = server.run(&["--sql", "SELECT span FROM types.types", "--out", &path("x.parquet")]);
+    assert_failed(&outcome, &["x.parquet", "interval"]);
+    let outcome = server.run(&["--sql", "FROM pairs", "--out", &path("missing/x.csv")]);
+    assert_failed(&outcome, &["missing/x.csv", "No such file"]);
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 0, "something was left");
+}
+
+#[test]
+fn a_full_disk_is_told_and_the_server_serves_on() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for name in ["full.parquet", "full.arrow", "full.csv"] {
+        let path = folder.path().join(name);
+        symlink("/dev/full", &path).unwrap();
+        let outcome = server.run(&["--sql", "FROM numbers", "--out", path.to_str().unwrap()]);
+        assert_failed(&outcome, &[name, "No space left on device"]);
+        server.logged(&["client gone", "0 queries are running"]);
+    }
+    server.run(&["--sql", "FROM pairs"]).assert_ok();
+}
+
+#[test]
+fn a_file_that_fails_half_way_does_not_appear() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let out = folder.path().join("out");
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("kept.csv"), "before").unwrap();
+    let sql = "SELECT CASE WHEN i > 2900000 THEN error('late trouble') ELSE i END AS i FROM numbers";
+    for name in ["kept.csv", "new.csv", "new.parquet", "new.arrow"] {
+        let path = out.join(name);
+        let outcome = server.run(&["--sql", sql, "--out", path.to_str().unwrap()]);
+        assert_failed(&outcome, &["late trouble"]);
+    }
+    assert_eq!(fs::read_to_string(out.join("kept.csv")).unwrap(), "before");
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 1, "something was left");
+}

@@ -1,0 +1,113 @@
+//! What the client gets is what DuckDB computes.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs::File;
+use std::path::Path;
+
+use arrow_array::RecordBatch;
+use arrow_select::concat::concat_batches;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use support::{ROWS, Server, dataset, expected};
+
+fn arrow_file(path: &Path) -> RecordBatch {
+    let reader = arrow_ipc::reader::FileReader::try_new(File::open(path).unwrap(), None).unwrap();
+    let schema = reader.schema();
+    concat_batches(&schema, &reader.map(Result::unwrap).collect::<Vec<_>>()).unwrap()
+}
+
+/// Every type, over both transports, in several batches.
+#[test]
+fn every_type_arrives_as_duckdb_has_it() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for sql in [
+        "SELECT * FROM types.types ORDER BY id",
+        "SELECT * FROM plain ORDER BY id",
+        "SELECT * FROM pairs",
+        "SELECT * FROM plain WHERE false",
+        "SELECT NULL AS nothing, id FROM plain ORDER BY id",
+        "SELECT NULL AS nothing",
+        "SELECT colour, list_of_unions FROM types.types ORDER BY id LIMIT 3000 OFFSET 5000",
+        "SELECT * EXCLUDE (\"union\") FROM test_all_types()",
+        "DESCRIBE plain",
+        "SELECT one AS \"a b\", one AS \"a b\" FROM types.other",
+    ] {
+        let expected = expected(&folder, sql);
+        for transport in ["scatter", "rpc"] {
+            let path = folder.path().join("out.arrow");
+            server
+                .run(&["--sql", sql, "--transport", transport, "--out", path.to_str().unwrap()])
+                .assert_ok();
+            let got = arrow_file(&path);
+            assert_eq!(got.schema(), expected.schema(), "{sql}");
+            assert!(got == expected, "{sql} over {transport} differs");
+        }
+    }
+    server.stop();
+}
+
+#[test]
+fn both_transports_have_one_checksum_which_depends_on_the_rows() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let checksum = |sql: &str, transport: &str, rows: u64| {
+        let outcome = server.run(&["--sql", sql, "--transport", transport, "--summary", "--checksum"]);
+        let summary = outcome.summary();
+        assert_eq!(summary["rows"], rows, "{sql}");
+        assert_eq!(summary["transport"], if transport == "rpc" { "rpc" } else { "scatter" });
+        summary["checksum"].as_str().unwrap().to_owned()
+    };
+    let all = "SELECT * FROM types.types";
+    let sum = checksum(all, "scatter", ROWS);
+    assert_eq!(sum, checksum(all, "rpc", ROWS));
+    assert_eq!(sum, checksum(all, "auto", ROWS));
+    assert_eq!(sum, checksum("SELECT * FROM types.types ORDER BY id DESC", "rpc", ROWS));
+    for other in [
+        "SELECT * REPLACE (CASE WHEN id = 77 THEN 1 ELSE sparse END AS sparse) FROM types.types",
+        "SELECT * REPLACE (CASE WHEN id = 77 THEN [9] ELSE list END AS list) FROM types.types",
+        "SELECT * REPLACE (CASE id WHEN 1 THEN 'string 2' ELSE text END AS text) FROM types.types",
+    ] {
+        assert_ne!(sum, checksum(other, "scatter", ROWS), "{other}");
+    }
+    let numbers = checksum("FROM numbers", "scatter", 3_000_000);
+    assert_eq!(numbers, checksum("FROM numbers", "rpc", 3_000_000));
+}
+
+#[test]
+fn parquet_and_csv_hold_what_duckdb_reads_back() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let sql = "SELECT * FROM plain ORDER BY id";
+    let path = folder.path().join("out.parquet");
+    server.run(&["--sql", sql, "--out", path.to_str().unwrap()]).assert_ok();
+    let reader =
+        ParquetRecordBatchReaderBuilder::try_new(File::open(&path).unwrap()).unwrap().build().unwrap();
+    let batches: Vec<_> = reader.map(Result::unwrap).collect();
+    let got = concat_batches(&batches[0].schema(), &batches).unwrap();
+    assert!(got.columns() == expected(&folder, sql).columns());
+
+    let csv = "i,value\n0,value 0\n1,value 1\n";
+    let sql = "FROM pairs ORDER BY i LIMIT 2";
+    for options in [&["--out", "-"][..], &[]] {
+        let outcome = server.run(&[&["--sql", sql], options].concat());
+        outcome.assert_ok();
+        assert_eq!(outcome.output, csv);
+    }
+    let path = folder.path().join("out.csv");
+    server.run(&["--sql", sql, "--out", path.to_str().unwrap()]).assert_ok();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), csv);
+}
+
+#[test]
+fn a_result_of_many_chunks_travels_in_few_frames() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let summary = server.run(&["--sql", "SELECT i FROM numbers", "--summary"]).summary();
+    assert_eq!(summary["rows"], 3_000_000);
+    // 64 chunks of 2,048 rows in each but the last; a scan may end its row groups with short ones.
+    let batches = summary["batches"].as_u64().unwrap();
+    assert!((23..60).contains(&batches), "{summary}");
+}

@@ -1,0 +1,150 @@
+"""scripts/demo-arrow: TPC-H tables from demo-server to demo-client, over TCP and with the library, in turn."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .series import tell
+from .transports import Failed
+
+QUERIES = {
+    "lineitem, 16 columns": "FROM lineitem",
+    "lineitem, 4 columns": "SELECT l_orderkey, l_partkey, l_quantity, l_extendedprice FROM lineitem",
+    "lineitem, 1 column": "SELECT l_orderkey FROM lineitem",
+    "orders, 9 columns": "FROM orders",
+    "1,000 rows": "FROM lineitem LIMIT 1000",
+    "1 row": "FROM lineitem LIMIT 1",
+}
+# (transport of the client, whether both ends have the library)
+WAYS = [("rpc", False), ("scatter", False), ("rpc", True), ("scatter", True)]
+
+
+def main():
+    arguments = parse()
+    try:
+        with tempfile.TemporaryDirectory(prefix="thallus-demo-arrow-") as folder:
+            return demonstrate(arguments, Path(folder))
+    except Failed as failure:
+        tell(f"\ndemo-arrow: FAILED: {failure}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def parse():
+    parser = argparse.ArgumentParser(prog="scripts/demo-arrow", description=__doc__)
+    parser.add_argument("--release", type=Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--tpchgen", type=Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--scale", type=float, default=0.1, help="scale factor of TPC-H (default 0.1)")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default 5)")
+    return parser.parse_args()
+
+
+def demonstrate(arguments, folder):
+    data = folder / "tpch"
+    tell(f"\n== generate TPC-H at scale factor {arguments.scale:g}")
+    command = [arguments.tpchgen, "parquet", "-s", str(arguments.scale), "--output-dir", data]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise Failed(f"tpchgen-cli: {done.stderr.strip()}")
+    with Ends(arguments.release, data, folder, False) as plain, Ends(arguments.release, data, folder, True) as preloaded:
+        ends = {False: plain, True: preloaded}
+        tell("\n== check that the results are equal")
+        for name, sql in QUERIES.items():
+            check(ends, name, sql)
+        tell(f"\n== measure: {arguments.rounds} rounds, all ways in turn")
+        results = {name: measure(ends, sql, arguments.rounds) for name, sql in QUERIES.items()}
+    report(arguments, results)
+    return 0
+
+
+class Ends:
+    """A server, and clients of it; with the library or without."""
+
+    def __init__(self, release, data, folder, with_library):
+        self.client = release / "demo-client"
+        self.command = [release / "demo-server", "--listen", "127.0.0.1:0", "--dataset", data]
+        self.stats = folder / "stats"
+        self.settings = dict(os.environ)
+        self.log = folder / f"server-{'library' if with_library else 'tcp'}.log"
+        self.with_library = with_library
+        if with_library:
+            self.settings["LD_PRELOAD"] = str(release / "libthallus_shim.so")
+
+    def __enter__(self):
+        with open(self.log, "w") as log:
+            self.server = subprocess.Popen(
+                self.command, env=self.settings, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        self.address = self.server.stdout.readline().strip()
+        if not self.address:
+            raise Failed(f"demo-server did not start: {self.log.read_text()}")
+        return self
+
+    def __exit__(self, *_):
+        self.server.terminate()
+        self.server.wait()
+
+    def run(self, sql, transport, *options):
+        """The client's summary. `upgraded` is whether its connection left TCP."""
+        command = [self.client, "--connect", self.address, "--sql", sql, "--transport", transport, "--summary"]
+        settings = self.settings
+        if self.with_library:
+            self.stats.mkdir(exist_ok=True)
+            settings = {**settings, "THALLUS_STATS": str(self.stats)}
+        done = subprocess.run([*command, *options], env=settings, capture_output=True, text=True)
+        if done.returncode:
+            raise Failed(f"{sql} over {transport}: {done.stderr.strip()}")
+        summary = json.loads(done.stdout)
+        summary["upgraded"] = False
+        for file in self.stats.glob("*.json") if self.with_library else []:
+            summary["upgraded"] |= json.loads(file.read_text())["upgraded"].get("shm", 0) == 1
+            file.unlink()
+        return summary
+
+
+def check(ends, name, sql):
+    rows = [ends[library].run(sql, transport, "--checksum") for transport, library in WAYS]
+    sums = {(row["rows"], row["checksum"]) for row in rows}
+    if len(sums) != 1:
+        raise Failed(f"{name}: the results differ: {sums}")
+    count, checksum = sums.pop()
+    tell(f"{name}: {count} rows, checksum {checksum}, {len(WAYS)} times")
+
+
+def measure(ends, sql, rounds):
+    """The summaries of all rounds by way."""
+    results = {way: [] for way in WAYS}
+    for _ in range(rounds):
+        for transport, library in WAYS:
+            results[transport, library].append(ends[library].run(sql, transport))
+    return results
+
+
+def report(arguments, results):
+    tell(
+        f"\nTPC-H at scale factor {arguments.scale:g}, {platform.machine()}, {os.cpu_count()} CPUs; medians of "
+        f"{arguments.rounds}, from the request to the last batch, the query included.\n"
+    )
+    tell("| result | MB | rpc, TCP | scatter, TCP | rpc, Thallus | scatter, Thallus | ÷ rpc, TCP |")
+    tell("|---|--:|--:|--:|--:|--:|--:|")
+    for name, ways in results.items():
+        size = ways["scatter", False][0]["bytes"] / 1e6
+        seconds = {way: statistics.median(run["seconds"] for run in runs) for way, runs in ways.items()}
+        cells = []
+        for way in WAYS:
+            stayed = way[1] and not all(run["upgraded"] for run in ways[way])
+            rate = f", {size / seconds[way]:,.0f} MB/s" if size >= 1 else ""
+            cells.append(f"{seconds[way] * 1000:,.1f} ms{rate}{' (on TCP)' if stayed else ''}")
+        ratio = seconds["rpc", False] / seconds["scatter", True]
+        tell(f"| {name} | {size:,.2f} | {' | '.join(cells)} | {ratio:.2f}× |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
