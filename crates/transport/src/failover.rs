@@ -160,7 +160,7 @@ impl Connection {
             // Where the peer's own bytes have not left TCP, it can't send frames.
             match if seen { self.next_frame(fd) } else { Next::Nothing } {
                 Next::Down(knows, position) => {
-                    self.begin_to_skip(segment, position);
+                    self.begin_to_skip(fd, segment, position);
                     switched = knows;
                 }
                 _ => return self.lose(fd),
@@ -200,6 +200,9 @@ impl Connection {
     /// Nothing can save the connection.
     pub(crate) fn lose(&self, fd: i32) {
         self.block.raise(flag::PEER_GONE | flag::RESET);
+        if let Some(segment) = self.segment().filter(|segment| segment.link().is_some()) {
+            segment.set_greeting(Greeting::Lost);
+        }
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let _ = rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(fd) }, rustix::net::Shutdown::Both);
     }
@@ -278,10 +281,13 @@ impl Connection {
         if segment.greeting() == Greeting::AwaitsDown {
             match self.next_frame(fd) {
                 Next::Nothing => return false,
-                Next::Down(_, position) => self.begin_to_skip(segment, position),
+                Next::Down(_, position) => self.begin_to_skip(fd, segment, position),
                 Next::End => segment.set_greeting(Greeting::Done),
                 Next::Lie => self.lose(fd),
             }
+        }
+        if segment.greeting() == Greeting::Lost {
+            return false;
         }
         while segment.greeting() == Greeting::Skips {
             let skip = segment.skip().load(Ordering::Relaxed);
@@ -313,7 +319,7 @@ impl Connection {
     }
 
     /// The peer's stream goes on at `position`, on TCP.
-    fn begin_to_skip(&self, segment: &Segment, position: u64) {
+    fn begin_to_skip(&self, fd: i32, segment: &Segment, position: u64) {
         let skip = segment.incoming().head().checked_sub(position);
         match skip {
             Some(0) => segment.set_greeting(Greeting::Done),
@@ -322,10 +328,7 @@ impl Connection {
                 segment.set_greeting(Greeting::Skips);
             }
             // It does not send again what has not come.
-            None => {
-                segment.set_greeting(Greeting::Done);
-                self.block.raise(flag::PEER_GONE | flag::RESET);
-            }
+            None => self.lose(fd),
         }
     }
 

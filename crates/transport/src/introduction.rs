@@ -227,6 +227,7 @@ impl Connection {
                 true
             }
             Greeting::AwaitsDown | Greeting::Skips => self.take_down_frame(fd, segment),
+            Greeting::Lost => false,
             awaited => self.look_for_greeting(fd, segment, awaited),
         }
     }

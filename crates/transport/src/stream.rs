@@ -65,7 +65,11 @@ impl Connection {
         let peek = flags & libc::MSG_PEEK != 0;
         let mut total = self.take_side(segment, target, flags);
         if !self.greet(fd, segment) {
-            return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
+            return match segment.greeting() {
+                _ if total > 0 => Ok(total),
+                Greeting::Lost => self.nothing_there(segment),
+                _ => Err(Errno::AGAIN),
+            };
         }
         let socket = self.socket(fd, segment);
         while target.left() > 0 && !waiting::is_settled(&socket) {
