@@ -114,6 +114,8 @@ pub mod flag {
     pub const INHERITED: u32 = 65536;
     /// Somebody wants it on TCP (`thallus pin`). Whoever makes the next call on it sees to that, and clears this.
     pub const UNWANTED: u32 = 131_072;
+    /// Nobody knows what the bytes on TCP are: none of them is the application's.
+    pub const LOST: u32 = 262_144;
 }
 
 /// One connection, as the forks of a process share it. Sizes and counts in bytes unless said otherwise.

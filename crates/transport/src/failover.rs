@@ -199,10 +199,7 @@ impl Connection {
 
     /// Nothing can save the connection.
     pub(crate) fn lose(&self, fd: i32) {
-        self.block.raise(flag::PEER_GONE | flag::RESET);
-        if let Some(segment) = self.segment().filter(|segment| segment.link().is_some()) {
-            segment.set_greeting(Greeting::Lost);
-        }
+        self.block.raise(flag::PEER_GONE | flag::RESET | flag::LOST);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let _ = rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(fd) }, rustix::net::Shutdown::Both);
     }
@@ -286,7 +283,7 @@ impl Connection {
                 Next::Lie => self.lose(fd),
             }
         }
-        if segment.greeting() == Greeting::Lost {
+        if self.block.has(flag::LOST) {
             return false;
         }
         while segment.greeting() == Greeting::Skips {

@@ -217,8 +217,8 @@ impl Connection {
     /// Before a read: takes a greeting that precedes the application's bytes. True if what is there now, and comes, is
     /// the application's. The caller holds the receive lock.
     pub(crate) fn greet(&self, fd: i32, segment: &Segment) -> bool {
-        if self.block.has(flag::BELLS_FIRST) {
-            return self.skip_last_bells(fd, segment);
+        if self.block.has(flag::BELLS_FIRST | flag::LOST) {
+            return !self.block.has(flag::LOST) && self.skip_last_bells(fd, segment);
         }
         match segment.greeting() {
             Greeting::Done | Greeting::OwesReply => true,
@@ -227,7 +227,6 @@ impl Connection {
                 true
             }
             Greeting::AwaitsDown | Greeting::Skips => self.take_down_frame(fd, segment),
-            Greeting::Lost => false,
             awaited => self.look_for_greeting(fd, segment, awaited),
         }
     }

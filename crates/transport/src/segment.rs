@@ -116,8 +116,6 @@ pub enum Greeting {
     Skips = 6,
     /// Client: the server has replied, and the queue pair is being connected. What comes is the application's.
     Connects = 7,
-    /// Nobody knows what the bytes on TCP are: none of them is the application's.
-    Lost = 8,
 }
 
 /// A mapped segment, seen from one of its ends. Unmapped when dropped.
@@ -273,7 +271,6 @@ impl Segment {
             5 => Greeting::AwaitsDown,
             6 => Greeting::Skips,
             7 => Greeting::Connects,
-            8 => Greeting::Lost,
             _ => Greeting::Done,
         }
     }

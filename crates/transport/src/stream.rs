@@ -65,10 +65,10 @@ impl Connection {
         let peek = flags & libc::MSG_PEEK != 0;
         let mut total = self.take_side(segment, target, flags);
         if !self.greet(fd, segment) {
-            return match segment.greeting() {
+            return match self.block.has(flag::LOST) {
                 _ if total > 0 => Ok(total),
-                Greeting::Lost => self.nothing_there(segment),
-                _ => Err(Errno::AGAIN),
+                true => self.error_of_reads(segment).map_or(Ok(0), Err),
+                false => Err(Errno::AGAIN),
             };
         }
         let socket = self.socket(fd, segment);
@@ -468,7 +468,20 @@ impl Connection {
 
     /// The kernel ended the connection with `errno`, and says so once.
     pub(crate) fn note_error(&self, errno: Errno) {
-        if matches!(errno, Errno::CONNRESET | Errno::PIPE) {
+        // Those that tcp(7) passes on from the network. Others are about this call.
+        let of_network = matches!(
+            errno,
+            Errno::TIMEDOUT
+                | Errno::HOSTUNREACH
+                | Errno::NETUNREACH
+                | Errno::HOSTDOWN
+                | Errno::NETDOWN
+                | Errno::NONET
+                | Errno::NOPROTOOPT
+                | Errno::PROTO
+                | Errno::CONNREFUSED
+        );
+        if !of_network {
             return self.note_reset();
         }
         self.block.error.store(errno.raw_os_error().cast_unsigned(), Ordering::Relaxed);
