@@ -1,5 +1,9 @@
 //! Other sides that several areas use: they do what the observing side asks for, and nothing else.
 
+use std::fs::OpenOptions;
+
+use thallus_transport::arena::{Block, Chunk, MEMFD_NAME};
+
 use crate::calls::{self, Fd, quietly};
 use crate::side::{Side, receive_exactly};
 
@@ -91,5 +95,18 @@ pub(super) fn request_echoes(fd: Fd, rounds: usize, largest: usize) {
         let request = crate::side::Pattern::new(round as u64).take(1 + round * 7919 % largest);
         send_all(fd, &request);
         assert_eq!(receive_exactly(fd, request.len()), request, "echo {round}");
+    }
+}
+
+/// Looks at the connections in this process's arenas, as `thallus pin` does. Without the library there are none.
+pub(super) fn own_connections(mut look: impl FnMut(&Block)) {
+    let name = format!("/memfd:{MEMFD_NAME} (deleted)");
+    let arenas = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten().filter(|entry| {
+        std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == name.as_str())
+    });
+    for arena in arenas {
+        let file = OpenOptions::new().read(true).write(true).open(arena.path()).expect("our own arena");
+        let chunk = Chunk::inspect(file.into(), true).expect("an arena");
+        chunk.blocks().for_each(&mut look);
     }
 }

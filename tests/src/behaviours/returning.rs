@@ -1,13 +1,10 @@
 //! Connections between hosts go back to TCP, and nobody notices.
 
-use std::fs::OpenOptions;
 use std::process::Command;
-
-use thallus_transport::arena::{Chunk, MEMFD_NAME};
 
 use super::Behaviour;
 use super::Tally;
-use super::peers::{echo, request_echoes, send_all};
+use super::peers::{echo, own_connections, request_echoes, send_all};
 use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{Pattern, Side, receive_exactly, receive_pattern, send_pattern};
@@ -166,17 +163,9 @@ fn answer_echoes(fd: Fd, rounds: usize, largest: usize) {
     }
 }
 
-/// Asks for it as `thallus pin` does: in the arena, which the library has open. Without the library there is none.
+/// Asks for it as `thallus pin` does.
 fn ask_for_tcp() {
-    let name = format!("/memfd:{MEMFD_NAME} (deleted)");
-    let arenas = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten().filter(|entry| {
-        std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == name.as_str())
+    own_connections(|block| {
+        block.ask_for_tcp();
     });
-    for arena in arenas {
-        let file = OpenOptions::new().read(true).write(true).open(arena.path()).expect("our own arena");
-        let chunk = Chunk::inspect(file.into(), true).expect("an arena");
-        for block in chunk.blocks() {
-            block.ask_for_tcp();
-        }
-    }
 }
