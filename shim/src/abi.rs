@@ -3,6 +3,7 @@
 //! No panic crosses into the program: [`guard`] turns one into `ECONNRESET`, which on a connection that may have
 //! left TCP is the honest answer.
 
+pub(crate) mod api;
 mod descriptor;
 mod open;
 mod process;

@@ -2,6 +2,7 @@
 
 pub(crate) mod descriptor;
 pub(crate) mod epoll;
+pub(crate) mod lending;
 pub(crate) mod open;
 pub(crate) mod poll;
 pub(crate) mod process;

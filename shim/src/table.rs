@@ -117,6 +117,11 @@ pub(crate) fn enter_adult(fd: i32) -> Option<Call> {
     }
 }
 
+/// What is known of `fd` if it is a connection that has done little.
+pub(crate) fn young(fd: i32) -> Option<Young> {
+    Young::of(cell(fd)?.load(Ordering::Acquire))
+}
+
 /// Who does I/O on a connection.
 #[derive(Debug)]
 pub(crate) enum Guest {

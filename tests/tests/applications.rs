@@ -3,6 +3,7 @@
 mod applications {
     mod calls;
     mod curl;
+    mod lending;
     mod postgres;
     mod python;
     mod redis;

@@ -6,11 +6,14 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
+
+use rustix::io::Errno;
 
 use crate::arena::{Block, Role, State, flag};
 use crate::control::end;
 use crate::introduction::{NO, UNKNOWN, YES};
+use crate::lending::Area;
 use crate::reason::Reason;
 use crate::rendezvous::{self, Failure};
 use crate::segment::{Greeting, Nonce, Segment};
@@ -440,6 +443,17 @@ impl Connection {
     pub fn wake_fd(&self) -> Option<i32> {
         use std::os::fd::AsRawFd;
         self.segment().and_then(Segment::link).map(|link| link.wake().as_raw_fd())
+    }
+
+    /// The memory that the two ends lend each other. Fails as [`Segment::area`] does.
+    pub fn area(&self) -> Result<Arc<Area>, Errno> {
+        let segment = self.segment().filter(|_| self.is_active() && !self.has_returned());
+        segment.ok_or(Errno::OPNOTSUPP)?.area()
+    }
+
+    /// Whether the process at the other end was this one's user's, when they met on this host.
+    pub fn peer_is_trusted(&self) -> bool {
+        self.segment().is_some_and(Segment::peer_is_trusted)
     }
 
     /// Whether it has left TCP and gone back.

@@ -161,6 +161,7 @@ pub fn settings(mut chosen: Settings, complaints: &mut Complaints) -> Settings {
     complaints.read("THALLUS_SPIN_US", "a number of microseconds", number, |us| {
         chosen.spin_ns = us.saturating_mul(1000)
     });
+    complaints.read("THALLUS_LEND", "0 or a size from 8K", none_or_size, |bytes| chosen.lend_bytes = bytes);
     complaints.read("THALLUS_RING", "a size from 8K", size, |bytes| {
         chosen.largest_class = class_within(bytes);
         chosen.verbs.ring = bytes;
@@ -210,6 +211,10 @@ fn order(text: &str) -> Option<Order> {
 
 fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
+}
+
+fn none_or_size(text: &str) -> Option<u64> {
+    if text.trim() == "0" { Some(0) } else { size(text) }
 }
 
 fn size(text: &str) -> Option<u64> {

@@ -20,6 +20,8 @@ pub mod greeting;
 mod handback;
 #[cfg(not(loom))]
 mod introduction;
+#[cfg(not(loom))]
+pub mod lending;
 pub mod lock;
 pub mod peers;
 pub mod process;

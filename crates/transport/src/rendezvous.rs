@@ -120,7 +120,7 @@ pub fn answer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<Se
         Err(Errno::PROTOTYPE) => return Err(Failure::Stay(Reason::NotOwner)),
         Err(errno) => return Err(out_of(errno)),
     }
-    check_owner(socket.as_fd(), client, server)?;
+    let uid = check_owner(socket.as_fd(), client, server)?;
     let mut nonce: Nonce = [0; 16];
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(out_of)?;
     let (segment, memory) = Segment::create(nonce).map_err(out_of)?;
@@ -132,7 +132,7 @@ pub fn answer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<Se
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
     sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).map_err(out_of)?;
-    Ok(segment)
+    Ok(segment.met(uid))
 }
 
 /// Client: takes the segment if the server has answered. A server that has connected but not sent yet
@@ -178,10 +178,11 @@ pub fn collect(
     }
     let mut nonce: Nonce = [0; 16];
     nonce.copy_from_slice(&message[8..]);
-    Segment::accept(&memory, nonce).map_err(|error| match error {
+    let segment = Segment::accept(&memory, nonce).map_err(|error| match error {
         crate::segment::OfferError::Map(errno) => out_of(errno),
         _ => Failure::Stay(Reason::BadOffer),
-    })
+    })?;
+    Ok(segment.met(uid_of_peer(socket.as_fd())?))
 }
 
 /// Accepts whoever answers the offer, if it is the server. A stranger's connection is dropped and the offer
@@ -198,22 +199,28 @@ fn admit(
         Err(errno) => return Err(out_of(errno)),
     };
     match check_owner(socket.as_fd(), server, client) {
-        Ok(()) => Ok(socket),
+        Ok(_) => Ok(socket),
         Err(Failure::Stay(Reason::NotOwner)) => Err(Failure::NotYet),
         Err(other) => Err(other),
     }
 }
 
-/// Whether the process at the other end of `socket` owns the TCP socket at `local` connected to `peer`.
-fn check_owner(socket: BorrowedFd<'_>, local: SocketAddr, peer: SocketAddr) -> Result<(), Failure> {
+/// The user at the other end of `socket`, if it owns the TCP socket at `local` connected to `peer`.
+fn check_owner(socket: BorrowedFd<'_>, local: SocketAddr, peer: SocketAddr) -> Result<u32, Failure> {
     let owner = tcp::owner_of(local, peer).map_err(|_| Failure::Stay(Reason::NoDiag))?;
     let owner = owner.ok_or_else(|| {
         // A kernel whose sock_diag knows no TCP does not know this end either.
         let knows_tcp = matches!(tcp::owner_of(peer, local), Ok(Some(_)));
         Failure::Stay(if knows_tcp { Reason::Remote } else { Reason::NoDiag })
     })?;
+    let uid = uid_of_peer(socket)?;
+    if uid == owner.uid { Ok(uid) } else { Err(Failure::Stay(Reason::NotOwner)) }
+}
+
+/// The effective user of the process at the other end of `socket`, when it connected or listened.
+fn uid_of_peer(socket: BorrowedFd<'_>) -> Result<u32, Failure> {
     let peer = rustix::net::sockopt::socket_peercred(socket).map_err(out_of)?;
-    if peer.uid.as_raw() == owner.uid { Ok(()) } else { Err(Failure::Stay(Reason::NotOwner)) }
+    Ok(peer.uid.as_raw())
 }
 
 #[cfg(test)]

@@ -10,6 +10,10 @@
 //!        …  windows, server → client            DIRECTION_BYTES, sparse
 //!        …  side buffer of the client           SIDE_BYTES, sparse
 //!        …  side buffer of the server           SIDE_BYTES, sparse
+//!        …  loans of the client                 LOANS_BYTES, sparse  (crate::lending)
+//!        …  loans of the server                 LOANS_BYTES, sparse
+//!        …  memory that the client lends        AREA_BYTES, sparse, mapped by who uses it
+//!        …  memory that the server lends        AREA_BYTES, sparse, mapped by who uses it
 //! ```
 //!
 //! A memfd, sealed against shrinking so that neither side can make the other fault (memfd_create(2), "File sealing").
@@ -24,8 +28,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
@@ -37,6 +41,7 @@ use thiserror::Error;
 
 use crate::arena::Role;
 use crate::control::{Control, end};
+use crate::lending::{AREA_BYTES, Area, LOANS_BYTES};
 use crate::reason::Reason;
 use crate::ring::{
     CLASSES, Consumer, DIRECTION_BYTES, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size,
@@ -56,8 +61,13 @@ const WINDOWS: usize = DIRECTION_BYTES as usize;
 /// `tcp_rmem` and `tcp_wmem`.
 pub const SIDE_BYTES: usize = 64 << 20;
 
-/// Size of a segment in bytes, nearly all of it never touched.
-pub const SEGMENT_BYTES: usize = DATA_OFFSET + 2 * WINDOWS + 2 * SIDE_BYTES;
+const LOANS_OFFSET: usize = DATA_OFFSET + 2 * WINDOWS + 2 * SIDE_BYTES;
+
+/// Bytes of a segment that are always mapped, nearly all of them never touched.
+pub const SEGMENT_BYTES: usize = LOANS_OFFSET + 2 * LOANS_BYTES;
+
+/// Size in bytes of a segment in which memory can be lent.
+const LENDABLE_BYTES: usize = SEGMENT_BYTES + 2 * AREA_BYTES;
 
 const READY: u32 = 1;
 const REFUSED: u32 = 2;
@@ -124,6 +134,11 @@ pub struct Segment {
     role: Role,
     /// No peer maps it.
     alone: bool,
+    /// Whether it reaches as far as the memory that is lent.
+    lendable: bool,
+    /// The effective user of the process at the other end, when they met.
+    peer_uid: Option<u32>,
+    area: Mutex<Option<Arc<Area>>>,
     link: OnceLock<Link>,
 }
 
@@ -183,9 +198,11 @@ impl Segment {
         if limit.is_some_and(|limit| limit < SEGMENT_BYTES as u64) {
             return Err(Errno::FBIG);
         }
+        let lendable = !alone && limit.is_none_or(|limit| limit >= LENDABLE_BYTES as u64);
         let fd = memfd_create("thallus-segment", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&fd, SEGMENT_BYTES as u64)?;
-        let segment = Self::map(&fd, role, alone)?;
+        ftruncate(&fd, if lendable { LENDABLE_BYTES } else { SEGMENT_BYTES } as u64)?;
+        let mut segment = Self::map(&fd, role, alone)?;
+        segment.lendable = lendable;
         // The rest of a new file is zero.
         for index in 0..CONTROL_OFFSET.len() {
             segment.direction(index).0.begin();
@@ -195,12 +212,16 @@ impl Segment {
 
     /// Client: maps a segment that arrived with `nonce`.
     pub fn accept(fd: impl AsFd, nonce: Nonce) -> Result<Self, OfferError> {
-        if usize::try_from(fstat(&fd)?.st_size) != Ok(SEGMENT_BYTES)
-            || !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK)
-        {
+        let lendable = match usize::try_from(fstat(&fd)?.st_size) {
+            Ok(SEGMENT_BYTES) => false,
+            Ok(LENDABLE_BYTES) => true,
+            _ => return Err(OfferError::Shape),
+        };
+        if !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
             return Err(OfferError::Shape);
         }
-        let segment = Self::map(fd, Role::Client, false)?;
+        let mut segment = Self::map(fd, Role::Client, false)?;
+        segment.lendable = lendable;
         let header = segment.header();
         let words = [header.nonce[0].load(Ordering::Relaxed), header.nonce[1].load(Ordering::Relaxed)];
         let announced = header.magic.load(Ordering::Acquire) == MAGIC
@@ -232,7 +253,37 @@ impl Segment {
             )?
         };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, role, alone, link: OnceLock::new() })
+        let area = Mutex::new(None);
+        Ok(Self { base, role, alone, lendable: false, peer_uid: None, area, link: OnceLock::new() })
+    }
+
+    /// Notes who is at the other end.
+    pub(crate) fn met(mut self, uid: u32) -> Self {
+        self.peer_uid = Some(uid);
+        self
+    }
+
+    /// Whether the process at the other end was this one's user's: one that may do anything to this one anyway.
+    pub(crate) fn peer_is_trusted(&self) -> bool {
+        self.peer_uid == Some(rustix::process::geteuid().as_raw())
+    }
+
+    /// The memory that the two ends lend each other, mapped into this process when first asked for. Fails with
+    /// `EOPNOTSUPP` where there is none, `EAGAIN` if another thread is inside, else as mremap(2).
+    pub(crate) fn area(&self) -> Result<Arc<Area>, Errno> {
+        if !self.lendable || !self.is_ready() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        // A fork may have inherited the lock, held by a thread that it does not have.
+        let mut area = self.area.try_lock().map_err(|_| Errno::AGAIN)?;
+        if let Some(area) = area.as_ref().filter(|area| area.is_this_process()) {
+            return Ok(Arc::clone(area));
+        }
+        // SAFETY: inside the mapping; see the layout above.
+        let loans = unsafe { self.base.add(LOANS_OFFSET) };
+        // SAFETY: a shared mapping of a file that goes on as the layout says, because it is sealed at that size.
+        let mapped = Arc::new(unsafe { Area::map(loans, self.role) }?);
+        Ok(Arc::clone(area.insert(mapped)))
     }
 
     fn header(&self) -> &Header {

@@ -27,6 +27,8 @@ pub struct Settings {
     pub spin_ns: u64,
     /// The largest window class.
     pub largest_class: u32,
+    /// Bytes that one connection may lend its peer at a time (`crate::lending`).
+    pub lend_bytes: u64,
     /// Moves internal file descriptors out of the application's way.
     pub place: Place,
     /// How a thread sleeps.
@@ -42,6 +44,7 @@ impl Default for Settings {
             upgrade_after: 8,
             spin_ns: 100_000,
             largest_class: CLASSES - 1,
+            lend_bytes: 256 << 20,
             place: stay,
             sleep: Sleep { recv: tcp::recv, poll },
         }

@@ -18,6 +18,7 @@ mod handing_on;
 pub mod helpers;
 mod hostile;
 mod killed;
+mod lending;
 mod lying;
 mod options;
 mod peers;
@@ -215,6 +216,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("killed", killed::ALL),
     ("handing_on", handing_on::ALL),
     ("returning", returning::ALL),
+    ("lending", lending::ALL),
 ];
 
 /// The behaviour with this name, `area::name`.

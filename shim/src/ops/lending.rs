@@ -1,0 +1,81 @@
+//! What programs ask that know of this library: `thallus.h`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use thallus_api::raw;
+use thallus_transport::arena::flag;
+use thallus_transport::buffers::Buffers;
+use thallus_transport::lending::{Area, Handle, Loan};
+
+use crate::abi::api::text;
+use crate::table::{self, Call};
+
+/// See `thallus_status`.
+pub(crate) fn status(fd: i32) -> Result<raw::Status, Errno> {
+    let Some(call) = table::enter_adult(fd) else {
+        let young = table::young(fd).ok_or(Errno::NOTCONN)?;
+        let (sent, received) = young.bytes(fd);
+        return Ok(raw::Status {
+            tcp_bytes_sent: sent,
+            tcp_bytes_received: received,
+            reason: text(young.reason().name()),
+            ..raw::Status::default()
+        });
+    };
+    let connection = call.connection();
+    let block = connection.block;
+    let mut status = raw::Status {
+        ring_bytes_sent: block.ring_sent.load(Ordering::Relaxed),
+        ring_bytes_received: block.ring_received.load(Ordering::Relaxed),
+        tcp_bytes_sent: block.tcp_sent.load(Ordering::Relaxed),
+        tcp_bytes_received: block.tcp_received.load(Ordering::Relaxed),
+        ..raw::Status::default()
+    };
+    if connection.has_returned() {
+        status.flags |= raw::RETURNED;
+    }
+    let area = connection.area();
+    if connection.has_returned() || !(area.is_ok() || block.has(flag::READY)) {
+        status.reason = text(block.reason().name());
+        return Ok(status);
+    }
+    status.fabric = if block.has(flag::VERBS) { raw::VERBS } else { raw::SHM };
+    if connection.peer_is_trusted() {
+        status.flags |= raw::TRUSTED;
+    }
+    if let Ok(area) = area {
+        status.flags |= raw::CAN_LEND;
+        (status.lent_bytes, status.spare_bytes) = area.usage();
+    }
+    Ok(status)
+}
+
+/// Counts the caller in on a connection that may have left TCP.
+fn enter(fd: i32) -> Result<Call, Errno> {
+    table::enter_adult(fd).ok_or_else(|| table::young(fd).map_or(Errno::NOTCONN, |_| Errno::OPNOTSUPP))
+}
+
+/// The memory that the two ends of `fd` lend each other.
+pub(crate) fn area(fd: i32) -> Result<Arc<Area>, Errno> {
+    enter(fd)?.connection().area()
+}
+
+/// See `thallus_borrow`.
+pub(crate) fn borrow(fd: i32, handle: Handle) -> Result<Loan, Errno> {
+    let call = enter(fd)?;
+    let area = call.connection().area()?;
+    if call.connection().peer_is_trusted() { area.borrow(handle) } else { Err(Errno::PERM) }
+}
+
+/// See `thallus_pull`.
+pub(crate) fn pull(fd: i32, handle: Handle, list: &[libc::iovec]) -> Result<usize, Errno> {
+    let mut target = Buffers::new(list)?;
+    if !list.is_empty() && target.left() < handle.bytes() {
+        return Err(Errno::MSGSIZE);
+    }
+    let loan = area(fd)?.borrow(handle)?;
+    loan.copy_to(&mut target);
+    Ok(loan.bytes())
+}

@@ -1,0 +1,409 @@
+//! Programs that know of the library (`thallus.h`): what they lend each other arrives, by whatever way, and comes back.
+//!
+//! A side that can't lend sends the same bytes in the stream, so the kernel gives the same transcript.
+
+use std::io::IoSliceMut;
+use std::os::fd::BorrowedFd;
+
+use thallus_api::{Fabric, Handle, Loan, Memory, Thallus};
+
+use super::peers::{request_echoes, send_all};
+use super::{Behaviour, Tally};
+use crate::calls::{self, End, Fd, Leave, fork, quietly};
+use crate::say;
+use crate::side::{Pattern, Side, receive_exactly};
+
+pub(super) const ALL: &[Behaviour] = &[
+    Behaviour::connected("bodies", lends_bodies, takes_bodies),
+    Behaviour::connected("both_ways_at_once", lends_and_takes, lends_and_takes),
+    Behaviour::connected("more_than_there_is", lends_too_much, takes_all_there_is)
+        .environment(&[("THALLUS_LEND", "1M")]),
+    Behaviour::connected("nothing", lends_bodies, takes_bodies).environment(&[("THALLUS_LEND", "0")]),
+    Behaviour::connected("loans_outlive_the_connection", lends_and_closes, keeps_loans),
+    Behaviour::connected("borrower_is_killed", lends_to_a_victim, is_killed_with_loans)
+        .end(End::Exit(0), End::Signal(libc::SIGKILL))
+        .tally(Tally::Upgraded(1), Tally::Unknown),
+    Behaviour::connected("owner_is_killed", is_killed_while_it_lends, keeps_loans_of_the_dead)
+        .end(End::Signal(libc::SIGKILL), End::Exit(0))
+        .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::connected("forks", lends_and_forks, borrows_and_forks),
+    Behaviour::connected("handles_that_lie", invents_handles, meets_invented_handles),
+    Behaviour::whole("with_another_user", lends_as_root, takes_as_nobody, Tally::Upgraded(1)).needs_root(),
+];
+
+const NOBODY: u32 = 65534;
+
+/// Both ways of taking a loan.
+#[derive(Clone, Copy)]
+enum How {
+    Borrow,
+    Pull,
+}
+
+fn borrowed(fd: Fd) -> BorrowedFd<'static> {
+    // SAFETY: the behaviour closes it when it is done.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// The library, if this connection is over shared memory.
+fn lender(fd: Fd) -> Option<&'static Thallus> {
+    let thallus = Thallus::find()?;
+    let status = thallus.status(borrowed(fd)).expect("a connection has a status");
+    assert_eq!(status.can_lend, status.fabric == Fabric::SharedMemory, "{status:?}");
+    status.can_lend.then_some(thallus)
+}
+
+/// Lends `bytes`, or sends them if that is not possible.
+fn give(fd: Fd, bytes: &[u8]) -> Option<Memory> {
+    let mut memory = match lender(fd)?.allocate(borrowed(fd), bytes.len()) {
+        Ok(memory) => memory,
+        Err(error) => {
+            assert_eq!(error.raw_os_error(), Some(libc::ENOBUFS));
+            return None;
+        }
+    };
+    memory.write_at(0, bytes);
+    let handle = memory.lend(0, bytes.len()).expect("few loans are out");
+    send_all(fd, &[1]);
+    send_all(fd, &handle.bytes);
+    Some(memory)
+}
+
+fn give_or_send(fd: Fd, bytes: &[u8]) -> Option<Memory> {
+    let memory = give(fd, bytes);
+    if memory.is_none() {
+        send_all(fd, &[0]);
+        send_all(fd, &(bytes.len() as u64).to_le_bytes());
+        send_all(fd, bytes);
+    }
+    memory
+}
+
+/// What the peer has given.
+enum Taken {
+    Sent(Vec<u8>),
+    Lent(Loan),
+}
+
+impl Taken {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Sent(bytes) => bytes,
+            Self::Lent(loan) => loan,
+        }
+    }
+}
+
+fn next_handle(fd: Fd) -> Option<Handle> {
+    let lent = receive_exactly(fd, 1) == [1];
+    lent.then(|| Handle { bytes: receive_exactly(fd, 32).try_into().expect("32 bytes") })
+}
+
+fn take(fd: Fd, how: How, most: usize) -> Taken {
+    let Some(handle) = next_handle(fd) else {
+        let length = u64::from_le_bytes(receive_exactly(fd, 8).try_into().expect("8 bytes"));
+        return Taken::Sent(receive_exactly(fd, length as usize));
+    };
+    let thallus = Thallus::find().expect("only the library lends");
+    match how {
+        // SAFETY: the other side leaves it alone.
+        How::Borrow => Taken::Lent(unsafe { thallus.borrow(borrowed(fd), &handle) }.expect("a loan")),
+        How::Pull => {
+            let mut bytes = vec![0; most];
+            let (start, end) = bytes.split_at_mut(most / 3);
+            let mut target = [IoSliceMut::new(start), IoSliceMut::new(end)];
+            let count = thallus.pull(borrowed(fd), &handle, &mut target).expect("a loan");
+            bytes.truncate(count);
+            Taken::Sent(bytes)
+        }
+    }
+}
+
+/// What is out of this side's memory.
+fn lent_bytes(fd: Fd) -> u64 {
+    Thallus::find().map_or(0, |thallus| thallus.status(borrowed(fd)).expect("a status").lent_bytes)
+}
+
+const SIZES: &[usize] = &[1, 64, 4096, 4097, 100_000, 1 << 20, (3 << 20) + 5];
+const ROUNDS: usize = 10;
+
+fn lends_bodies(side: &Side, fd: Fd) {
+    quietly(|| {
+        let mut pattern = Pattern::new(1);
+        let mut memories = Vec::new();
+        for _ in 0..ROUNDS {
+            memories.extend(SIZES.iter().map(|&size| give_or_send(fd, &pattern.take(size))));
+            assert_eq!(receive_exactly(fd, 1), b"g");
+            // All have come back, or were sent.
+            assert!(memories.drain(..).flatten().all(|memory| memory.loans() == 0));
+            assert_eq!(lent_bytes(fd), 0);
+        }
+    });
+    side.sync("lent");
+    say!("{} bodies", ROUNDS * SIZES.len());
+}
+
+fn takes_bodies(side: &Side, fd: Fd) {
+    quietly(|| {
+        let mut pattern = Pattern::new(1);
+        for round in 0..ROUNDS {
+            // They are given back in another order.
+            let mut all: Vec<_> = SIZES
+                .iter()
+                .map(|&size| {
+                    let taken = take(fd, if round % 2 == 0 { How::Borrow } else { How::Pull }, size + 3);
+                    assert_eq!(taken.bytes().len(), size);
+                    pattern.expect(taken.bytes());
+                    taken
+                })
+                .collect();
+            let half = all.split_off(SIZES.len() / 2);
+            drop(half);
+            drop(all);
+            send_all(fd, b"g");
+        }
+    });
+    side.sync("lent");
+    say!("{} bodies", ROUNDS * SIZES.len());
+}
+
+fn lends_and_takes(side: &Side, fd: Fd) {
+    quietly(|| {
+        let [mut ours, mut theirs] = [Pattern::new(1), Pattern::new(1)];
+        // As many as there is room for in the stream, where they are sent.
+        for _ in 0..50 {
+            let memory = give_or_send(fd, &ours.take(3000));
+            let taken = take(fd, How::Borrow, 3000);
+            theirs.expect(taken.bytes());
+            drop((taken, memory));
+        }
+    });
+    side.sync("done");
+    assert_eq!(lent_bytes(fd), 0);
+    say!("50 loans each way");
+}
+
+/// The rest goes in the stream.
+fn lends_too_much(side: &Side, fd: Fd) {
+    quietly(|| {
+        let mut pattern = Pattern::new(1);
+        let memories: Vec<_> = (0..40).map(|_| give_or_send(fd, &pattern.take(50_000))).collect();
+        let lent = memories.iter().flatten().count();
+        // 1 MiB holds 18 of 56 KiB.
+        assert_eq!(lent, if lender(fd).is_some() { 18 } else { 0 });
+        assert_eq!(receive_exactly(fd, 1), b"g");
+        drop(memories);
+        assert_eq!(lent_bytes(fd), 0);
+        drop(give_or_send(fd, &pattern.take(1 << 20)));
+    });
+    side.sync("lent");
+    say!("41 bodies");
+}
+
+fn takes_all_there_is(side: &Side, fd: Fd) {
+    quietly(|| {
+        let mut pattern = Pattern::new(1);
+        let all: Vec<_> = (0..40).map(|_| take(fd, How::Borrow, 0)).collect();
+        all.iter().for_each(|taken| pattern.expect(taken.bytes()));
+        drop(all);
+        send_all(fd, b"g");
+        pattern.expect(take(fd, How::Pull, 1 << 20).bytes());
+    });
+    side.sync("lent");
+    say!("41 bodies");
+}
+
+fn lends_and_closes(side: &Side, fd: Fd) {
+    quietly(|| {
+        let memory = give_or_send(fd, &Pattern::new(1).take(100_000));
+        side.sync("taken");
+        calls::close(fd).expect("close");
+        side.sync("closed");
+        assert!(memory.as_ref().is_none_or(|memory| memory.loans() == 1));
+        side.sync("looked");
+        side.sync("dropped");
+        assert!(memory.as_ref().is_none_or(|memory| memory.loans() == 0));
+    });
+    say!("closed");
+}
+
+fn keeps_loans(side: &Side, fd: Fd) {
+    quietly(|| {
+        let taken = take(fd, How::Borrow, 0);
+        side.sync("taken");
+        calls::close(fd).expect("close");
+        side.sync("closed");
+        side.sync("looked");
+        Pattern::new(1).expect(taken.bytes());
+        drop(taken);
+        side.sync("dropped");
+    });
+    say!("closed");
+}
+
+/// The other side dies with loans of this one's, and the connection ends as it does on the kernel.
+fn lends_to_a_victim(side: &Side, fd: Fd) {
+    let memory = quietly(|| {
+        let memory = give_or_send(fd, &[7; 1000]);
+        side.sync("taken");
+        memory
+    });
+    say!("{:?}", calls::recv(fd, 10, 0));
+    assert!(memory.is_none_or(|memory| memory.loans() == 1));
+}
+
+fn is_killed_with_loans(side: &Side, fd: Fd) {
+    let _taken = quietly(|| take(fd, How::Borrow, 0));
+    side.sync("taken");
+    calls::kill_self();
+}
+
+fn is_killed_while_it_lends(side: &Side, fd: Fd) {
+    let _memory = quietly(|| give_or_send(fd, &Pattern::new(1).take(1000)));
+    side.sync("taken");
+    calls::kill_self();
+}
+
+fn keeps_loans_of_the_dead(side: &Side, fd: Fd) {
+    let taken = quietly(|| take(fd, How::Borrow, 0));
+    side.sync("taken");
+    say!("{:?}", calls::recv(fd, 10, 0));
+    Pattern::new(1).expect(taken.bytes());
+}
+
+/// A child can't allocate beside its parent, and what it drops stays lent.
+fn lends_and_forks(side: &Side, fd: Fd) {
+    quietly(|| {
+        let memory = give_or_send(fd, &Pattern::new(1).take(1000));
+        let child = fork(Leave::Exit, || {
+            if memory.is_some() {
+                let thallus = Thallus::find().expect("it was there before");
+                let refused = thallus.allocate(borrowed(fd), 1).expect_err("the parent allocates");
+                assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
+                let refused = memory.as_ref().map(|memory| memory.lend(0, 1).expect_err("so it lends"));
+                assert_eq!(refused.and_then(|error| error.raw_os_error()), Some(libc::EBUSY));
+            }
+        });
+        child.wait_for_success();
+        side.sync("lent");
+        side.sync("child is gone");
+        assert!(memory.as_ref().is_none_or(|memory| memory.loans() == 1));
+        side.sync("looked");
+        side.sync("given back");
+        assert!(memory.as_ref().is_none_or(|memory| memory.loans() == 0));
+    });
+    say!("forked");
+}
+
+fn borrows_and_forks(side: &Side, fd: Fd) {
+    quietly(|| {
+        side.sync("lent");
+        let mut taken = Some(take(fd, How::Borrow, 0));
+        let child = fork(Leave::Exit, || {
+            let taken = taken.take().expect("a copy of the parent's");
+            Pattern::new(1).expect(taken.bytes());
+        });
+        child.wait_for_success();
+        side.sync("child is gone");
+        side.sync("looked");
+        Pattern::new(1).expect(taken.take().expect("the child had a copy").bytes());
+        side.sync("given back");
+    });
+    say!("forked");
+}
+
+/// No handle makes the other side read outside of what was lent.
+fn invents_handles(side: &Side, fd: Fd) {
+    quietly(|| {
+        let memory = lender(fd).map(|thallus| thallus.allocate(borrowed(fd), 1000).expect("room"));
+        send_all(fd, &[u8::from(memory.is_some())]);
+        if let Some(memory) = &memory {
+            for position in 0..256 {
+                let mut handle = memory.lend(0, 1000).expect("few loans are out");
+                handle.bytes[position / 8] ^= 1 << (position % 8);
+                send_all(fd, &handle.bytes);
+                assert_eq!(receive_exactly(fd, 1), b"x");
+            }
+        }
+    });
+    side.sync("invented");
+    say!("256 handles");
+}
+
+fn meets_invented_handles(side: &Side, fd: Fd) {
+    quietly(|| {
+        if receive_exactly(fd, 1) == [1] {
+            let thallus = Thallus::find().expect("only the library lends");
+            for position in 0..256 {
+                let bytes = receive_exactly(fd, 32).try_into().expect("32 bytes");
+                let mut target = vec![0; 1 << 17];
+                let pulled =
+                    thallus.pull(borrowed(fd), &Handle { bytes }, &mut [IoSliceMut::new(&mut target)]);
+                match pulled {
+                    // Elsewhere in the same memory, or less of it.
+                    Ok(count) => assert!(position < 128 && count <= target.len(), "bit {position}"),
+                    Err(error) => {
+                        let expected = [libc::EINVAL, libc::EMSGSIZE];
+                        assert!(
+                            error.raw_os_error().is_some_and(|errno| expected.contains(&errno)),
+                            "{error}"
+                        );
+                    }
+                }
+                send_all(fd, b"x");
+            }
+        }
+    });
+    side.sync("invented");
+    say!("256 handles");
+}
+
+fn lends_as_root(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    quietly(|| {
+        super::peers::echo(fd);
+    });
+    lends_bodies_once(side, fd);
+}
+
+fn lends_bodies_once(side: &Side, fd: Fd) {
+    quietly(|| {
+        let memory = give_or_send(fd, &Pattern::new(1).take(5000));
+        side.sync("lent");
+        side.sync("taken");
+        assert!(memory.is_none_or(|memory| memory.loans() == 0));
+    });
+    say!("lent to another user");
+}
+
+/// May not borrow from another user, but pull.
+fn takes_as_nobody(side: &Side) {
+    calls::become_user(NOBODY, NOBODY).expect("setuid");
+    let fd = side.connect();
+    request_echoes(fd, 50, 1000);
+    quietly(|| {
+        calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+        side.sync("lent");
+        let Some(handle) = next_handle(fd) else {
+            let length = u64::from_le_bytes(receive_exactly(fd, 8).try_into().expect("8 bytes"));
+            Pattern::new(1).expect(&receive_exactly(fd, length as usize));
+            side.sync("taken");
+            return;
+        };
+        let thallus = Thallus::find().expect("only the library lends");
+        assert!(!thallus.status(borrowed(fd)).expect("a status").trusted);
+        // SAFETY: it fails.
+        let refused = unsafe { thallus.borrow(borrowed(fd), &handle) }.expect_err("another user's");
+        assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
+        let mut small = [0; 100];
+        let refused = thallus.pull(borrowed(fd), &handle, &mut [IoSliceMut::new(&mut small)]);
+        assert_eq!(refused.map_err(|error| error.raw_os_error()), Err(Some(libc::EMSGSIZE)));
+        let mut bytes = [0; 5000];
+        let pulled = thallus.pull(borrowed(fd), &handle, &mut [IoSliceMut::new(&mut bytes)]);
+        assert_eq!(pulled.expect("a loan"), 5000);
+        Pattern::new(1).expect(&bytes);
+        side.sync("taken");
+    });
+    say!("took from another user");
+}
