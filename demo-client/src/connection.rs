@@ -3,7 +3,7 @@
 use std::io::{BufReader, Read};
 use std::net::TcpStream;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use arrow_array::RecordBatch;
 use arrow_buffer::{Buffer, MutableBuffer};
 use arrow_schema::SchemaRef;
@@ -11,6 +11,7 @@ use thallus_columnar::Decoder;
 use thallus_columnar::scan::{CursorId, Failure, Frame, FrameLimits, HEADER, Header};
 
 use crate::interrupt::Interrupt;
+use crate::loans::{self, Loans, Ways};
 use crate::tail;
 
 /// Says that batches are to be copied into one buffer each (docs/wire-scan.md).
@@ -23,6 +24,17 @@ const TAIL: u64 = 1 << 30;
 pub(crate) struct Connection<'a> {
     reader: BufReader<TcpStream>,
     interrupt: &'a Interrupt,
+    options: Options,
+}
+
+/// How results are to come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// Each batch copied into one buffer by the server.
+    pub(crate) baseline: bool,
+    pub(crate) loans: Loans,
+    /// Whoever runs the server.
+    pub(crate) validate: bool,
 }
 
 /// A query's result.
@@ -31,13 +43,14 @@ pub(crate) struct Scan<'a> {
     cursor: CursorId,
     decoder: Decoder,
     schema: SchemaRef,
+    ways: Ways,
 }
 
 impl<'a> Connection<'a> {
-    pub(crate) fn open(address: &str, baseline: bool, interrupt: &'a Interrupt) -> Result<Self> {
+    pub(crate) fn open(address: &str, options: Options, interrupt: &'a Interrupt) -> Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        if baseline {
+        if options.baseline {
             std::io::Write::write_all(&mut &stream, BASELINE)?;
         }
         let mut sender = interrupt.sender();
@@ -46,8 +59,12 @@ impl<'a> Connection<'a> {
         }
         sender.stream = Some(stream.try_clone()?);
         sender.send(&Frame::hello())?;
+        if options.loans != Loans::None {
+            let frame = sender.books.accept_loans();
+            sender.send(&frame)?;
+        }
         drop(sender);
-        let mut connection = Self { reader: BufReader::new(stream), interrupt };
+        let mut connection = Self { reader: BufReader::new(stream), interrupt, options };
         connection.read_frame()?.0.check_hello()?;
         Ok(connection)
     }
@@ -65,7 +82,7 @@ impl<'a> Connection<'a> {
                 drop(sender);
                 let mut decoder = Decoder::default();
                 let schema = tail::schema(&mut decoder, tail).context("the result's schema")?;
-                Ok(Scan { connection: self, cursor, decoder, schema })
+                Ok(Scan { connection: self, cursor, decoder, schema, ways: Ways::default() })
             }
             Frame::Refused { failure, .. } => Err(told(failure)),
             frame => Err(unexpected(&frame)),
@@ -99,6 +116,16 @@ impl Scan<'_> {
         &self.schema
     }
 
+    /// How the bodies came so far.
+    pub(crate) fn ways(&self) -> Ways {
+        self.ways
+    }
+
+    fn choose_trust(&mut self) {
+        let Connection { reader, options, .. } = &self.connection;
+        loans::choose_trust(&mut self.decoder, reader.get_ref(), options.validate);
+    }
+
     pub(crate) fn allow(&mut self, credits: u32) -> Result<()> {
         let mut sender = self.connection.interrupt.sender();
         let frame = sender.books.iterate(self.cursor, credits)?;
@@ -112,7 +139,18 @@ impl Scan<'_> {
             match frame {
                 Frame::Batch { .. } => {
                     let bytes = tail.len() as u64;
+                    self.choose_trust();
+                    self.ways.streamed += 1;
                     return Ok(Some((tail::batches(&mut self.decoder, tail)?, bytes)));
+                }
+                Frame::Lent { bytes, handle, .. } => {
+                    let Connection { reader, options, .. } = &self.connection;
+                    ensure!(bytes <= TAIL, "the server has lent {bytes} bytes; the limit is {TAIL}");
+                    let (stream, loans) = (reader.get_ref(), options.loans);
+                    let bodies = loans::take(stream, loans, handle, usize::try_from(bytes)?, &mut self.ways)?;
+                    let bytes = bytes + tail.len() as u64;
+                    self.choose_trust();
+                    return Ok(Some((tail::lent_batches(&mut self.decoder, tail, bodies)?, bytes)));
                 }
                 Frame::Done { .. } => return Ok(None),
                 Frame::Failed { failure, .. } => return Err(told(failure)),

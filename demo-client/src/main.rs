@@ -2,11 +2,12 @@
 //!
 //! Exit status: 0 the whole result is there, 1 it is not, 2 wrong options, 130 interrupted by Ctrl-C.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod checksum;
 mod connection;
 mod interrupt;
+mod loans;
 mod output;
 mod tail;
 
@@ -20,8 +21,9 @@ use clap::{Parser, ValueEnum};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 
 use crate::checksum::Checksum;
-use crate::connection::{Connection, Scan};
+use crate::connection::{Connection, Options, Scan};
 use crate::interrupt::Interrupt;
+use crate::loans::{Loans, Ways};
 use crate::output::Output;
 
 /// As a shell has it: 128 and the signal's number.
@@ -54,6 +56,10 @@ struct Arguments {
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     transport: Transport,
 
+    /// Check what comes also if the server runs as the same user on the same host
+    #[arg(long)]
+    validate: bool,
+
     /// Batches that the server may send ahead; not for rpc
     #[arg(long, value_name = "N", default_value_t = CREDITS, value_parser = clap::value_parser!(u32).range(1..))]
     credits: u32,
@@ -69,24 +75,24 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Transport {
-    /// The fastest there is: now scatter
+    /// Read from the server's memory where that is possible, else as scatter
     Auto,
-    /// Column buffers as they are, pushed as far as there are credits
+    /// Column buffers as they are in the stream, pushed as far as there are credits
     Scatter,
+    /// Copied from the server's memory; where that is not possible, as scatter
+    Pull,
     /// The baseline: each batch copied into one buffer, and sent as the reply to a request
     Rpc,
     /// Not there yet
     Ipc,
-    /// Not there yet
-    Pull,
     /// Not there yet
     Flight,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if matches!(arguments.transport, Transport::Ipc | Transport::Pull | Transport::Flight) {
-        eprintln!("demo-client: this transport is not there yet; use auto, scatter or rpc");
+    if matches!(arguments.transport, Transport::Ipc | Transport::Flight) {
+        eprintln!("demo-client: this transport is not there yet; use auto, scatter, pull or rpc");
         return ExitCode::from(2);
     }
     let interrupt = match Interrupt::install() {
@@ -121,7 +127,13 @@ struct Totals {
 fn run(arguments: &Arguments, interrupt: &Interrupt) -> Result<()> {
     let rpc = arguments.transport == Transport::Rpc;
     let address = &arguments.connect;
-    let connection = Connection::open(address, rpc, interrupt)
+    let loans = match arguments.transport {
+        Transport::Auto => Loans::Borrow,
+        Transport::Pull => Loans::Pull,
+        _ => Loans::None,
+    };
+    let options = Options { baseline: rpc, loans, validate: arguments.validate };
+    let connection = Connection::open(address, options, interrupt)
         .with_context(|| format!("can't use the server {address}"))?;
     let started = Instant::now();
     let mut scan = connection.query(&arguments.dataset, &arguments.sql)?;
@@ -140,10 +152,11 @@ fn run(arguments: &Arguments, interrupt: &Interrupt) -> Result<()> {
     if interrupt.happened() {
         return Ok(()); // and what was written so far goes
     }
+    let ways = scan.ways();
     scan.finish()?;
     output.finish(totals.rows)?;
     if arguments.summary {
-        print_summary(&totals, rpc, checksum.map(|checksum| checksum.value()))?;
+        print_summary(&totals, arguments.transport, ways, checksum.map(|checksum| checksum.value()))?;
     }
     Ok(())
 }
@@ -174,9 +187,12 @@ fn receive(
     Ok(totals)
 }
 
-fn print_summary(totals: &Totals, rpc: bool, checksum: Option<u64>) -> Result<()> {
+fn print_summary(totals: &Totals, transport: Transport, ways: Ways, checksum: Option<u64>) -> Result<()> {
     let summary = serde_json::json!({
-        "transport": if rpc { "rpc" } else { "scatter" },
+        "transport": transport.to_possible_value().map(|value| value.get_name().to_owned()),
+        "streamed": ways.streamed,
+        "pulled": ways.pulled,
+        "borrowed": ways.borrowed,
         "rows": totals.rows,
         "batches": totals.batches,
         "bytes": totals.bytes,

@@ -13,18 +13,34 @@ pub(crate) fn schema(decoder: &mut Decoder, tail: Buffer) -> Result<SchemaRef> {
 }
 
 /// Reads another tail. Columns are slices of it.
-pub(crate) fn batches(decoder: &mut Decoder, mut tail: Buffer) -> Result<Vec<RecordBatch>> {
+pub(crate) fn batches(decoder: &mut Decoder, tail: Buffer) -> Result<Vec<RecordBatch>> {
+    read(decoder, tail, None)
+}
+
+/// Reads a tail of headers, whose bodies are elsewhere. Columns are slices of those.
+pub(crate) fn lent_batches(
+    decoder: &mut Decoder,
+    headers: Buffer,
+    bodies: Buffer,
+) -> Result<Vec<RecordBatch>> {
+    read(decoder, headers, Some(bodies))
+}
+
+fn read(decoder: &mut Decoder, mut tail: Buffer, mut bodies: Option<Buffer>) -> Result<Vec<RecordBatch>> {
     let mut batches = Vec::new();
     while !tail.is_empty() {
-        if let Event::Batch(batch) = message(decoder, &mut tail)? {
+        if let Event::Batch(batch) = message(decoder, &mut tail, &mut bodies)? {
             batches.push(batch);
         }
+    }
+    if bodies.is_some_and(|bodies| !bodies.is_empty()) {
+        bail!("the server has lent more than the messages have");
     }
     Ok(batches)
 }
 
-/// Takes one message from the front of `tail`.
-fn message(decoder: &mut Decoder, tail: &mut Buffer) -> Result<Event> {
+/// Takes one message from the front of `tail`, and its body from the front of `bodies` if they are there.
+fn message(decoder: &mut Decoder, tail: &mut Buffer, bodies: &mut Option<Buffer>) -> Result<Event> {
     loop {
         match decoder.need() {
             Need::Prefix => {
@@ -35,17 +51,19 @@ fn message(decoder: &mut Decoder, tail: &mut Buffer) -> Result<Event> {
                 let metadata = take(tail, bytes)?;
                 decoder.metadata(&metadata)?;
             }
-            Need::Body(bytes) => return Ok(decoder.body(take(tail, bytes)?)?),
+            Need::Body(bytes) => {
+                return Ok(decoder.body(take(bodies.as_mut().unwrap_or(tail), bytes)?)?);
+            }
             Need::Nothing => bail!("the stream has ended in mid-frame"),
         }
     }
 }
 
-fn take(tail: &mut Buffer, bytes: usize) -> Result<Buffer> {
-    if bytes > tail.len() {
+fn take(from: &mut Buffer, bytes: usize) -> Result<Buffer> {
+    if bytes > from.len() {
         bail!("a message is longer than its frame");
     }
-    let taken = tail.slice_with_length(0, bytes);
-    tail.advance(bytes);
+    let taken = from.slice_with_length(0, bytes);
+    from.advance(bytes);
     Ok(taken)
 }

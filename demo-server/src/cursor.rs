@@ -180,7 +180,7 @@ fn stream(
         if rows == 0 || query.stopped().is_some() {
             return Ok(());
         }
-        let tail = tails.take();
+        let tail = session.lendable(tails.take());
         let credit = session.wait(query, |state| state.books.batch(id, session.server.now()));
         let Some((mut state, frame)) = credit else {
             if query.stopped().is_none() {
@@ -188,6 +188,7 @@ fn stream(
             }
             return Ok(());
         };
+        let (frame, tail) = tail.announced(frame);
         if let Err(error) = session.send(&mut state, &frame, &tail) {
             query.lost(&error);
             return Ok(());
@@ -195,7 +196,7 @@ fn stream(
         query.update(|progress| {
             progress.batches += 1;
             progress.rows += rows;
-            progress.bytes += tail.len() as u64;
+            progress.bytes += tail.all_bytes() as u64;
         });
     }
 }

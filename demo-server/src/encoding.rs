@@ -1,9 +1,14 @@
 //! Batches as the tail of a frame.
 
+use std::net::TcpStream;
+
 use arrow_array::RecordBatch;
 use arrow_ipc::writer::StreamWriter;
 use arrow_schema::{ArrowError, Schema};
+use thallus_columnar::scan::Frame;
 use thallus_columnar::{EncodeOptions, Encoder, Error, Message};
+
+use crate::lending::Bodies;
 
 /// How a connection's batches are encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +29,8 @@ pub(crate) enum Tails {
 pub(crate) enum Tail {
     None,
     Scatter(Vec<Message>),
+    /// Scatter, with the bodies elsewhere.
+    Lent(Vec<Message>, Bodies),
     Contiguous(Vec<u8>),
 }
 
@@ -72,6 +79,34 @@ impl Tails {
 }
 
 impl Tail {
+    /// Puts the bodies where they can be lent over `stream`, if that is possible.
+    pub(crate) fn lendable(self, stream: &TcpStream) -> Self {
+        match self {
+            Self::Scatter(messages) => match Bodies::copy(stream, &messages) {
+                Some(bodies) => Self::Lent(messages, bodies),
+                None => Self::Scatter(messages),
+            },
+            other => other,
+        }
+    }
+
+    /// The frame that goes with it in place of `batch`. A loan that is not possible after all becomes a batch again.
+    pub(crate) fn announced(self, batch: Frame) -> (Frame, Self) {
+        match self {
+            Self::Lent(messages, bodies) => match bodies.lend(&batch) {
+                Some(lent) => (lent, Self::Lent(messages, bodies)),
+                None => (batch, Self::Scatter(messages)),
+            },
+            other => (batch, other),
+        }
+    }
+
+    /// Bytes of headers and bodies, wherever they are.
+    pub(crate) fn all_bytes(&self) -> usize {
+        let elsewhere = if let Self::Lent(_, bodies) = self { bodies.bytes() } else { 0 };
+        self.len() + elsewhere
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.slices().map(<[u8]>::len).sum()
     }
@@ -80,6 +115,7 @@ impl Tail {
         let (messages, bytes): (&[Message], &[u8]) = match self {
             Self::None => (&[], &[]),
             Self::Scatter(messages) => (messages, &[]),
+            Self::Lent(_, bodies) => (&[], &bodies.headers),
             Self::Contiguous(bytes) => (&[], bytes),
         };
         messages.iter().flat_map(Message::slices).chain(std::iter::once(bytes))

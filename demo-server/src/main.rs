@@ -23,6 +23,7 @@ macro_rules! log {
 mod cursor;
 mod dataset;
 mod encoding;
+mod lending;
 mod server;
 mod session;
 mod sql;

@@ -213,6 +213,11 @@ impl Session {
         }
     }
 
+    /// Puts the bodies of `tail` where the client can borrow them, if it wants that and it is possible.
+    pub(crate) fn lendable(&self, tail: Tail) -> Tail {
+        if self.state().books.lends() { tail.lendable(&self.stream) } else { tail }
+    }
+
     /// # Errors
     ///
     /// Those of the socket. Nothing can be sent after one, and the session ends.

@@ -22,7 +22,7 @@ QUERIES = {
     "1 row": "FROM lineitem LIMIT 1",
 }
 # (transport of the client, whether both ends have the library)
-WAYS = [("rpc", False), ("scatter", False), ("rpc", True), ("scatter", True)]
+WAYS = [("rpc", False), ("scatter", False), ("rpc", True), ("scatter", True), ("pull", True), ("auto", True)]
 
 
 def main():
@@ -132,8 +132,9 @@ def report(arguments, results):
         f"\nTPC-H at scale factor {arguments.scale:g}, {platform.machine()}, {os.cpu_count()} CPUs; medians of "
         f"{arguments.rounds}, from the request to the last batch, the query included.\n"
     )
-    tell("| result | MB | rpc, TCP | scatter, TCP | rpc, Thallus | scatter, Thallus | ÷ rpc, TCP |")
-    tell("|---|--:|--:|--:|--:|--:|--:|")
+    ways = [f"{transport}, {'Thallus' if library else 'TCP'}" for transport, library in WAYS]
+    tell(f"| result | MB | {' | '.join(ways)} | auto ÷ rpc, TCP |")
+    tell(f"|---|--:|{'--:|' * len(WAYS)}--:|")
     for name, ways in results.items():
         size = ways["scatter", False][0]["bytes"] / 1e6
         seconds = {way: statistics.median(run["seconds"] for run in runs) for way, runs in ways.items()}
@@ -141,8 +142,10 @@ def report(arguments, results):
         for way in WAYS:
             stayed = way[1] and not all(run["upgraded"] for run in ways[way])
             rate = f", {size / seconds[way]:,.0f} MB/s" if size >= 1 else ""
-            cells.append(f"{seconds[way] * 1000:,.1f} ms{rate}{' (on TCP)' if stayed else ''}")
-        ratio = seconds["rpc", False] / seconds["scatter", True]
+            lent = statistics.mean(1 - run["streamed"] / run["batches"] for run in ways[way] if run["batches"])
+            share = f", {lent:.0%} lent" if lent else ""
+            cells.append(f"{seconds[way] * 1000:,.1f} ms{rate}{share}{' (on TCP)' if stayed else ''}")
+        ratio = seconds["rpc", False] / seconds["auto", True]
         tell(f"| {name} | {size:,.2f} | {' | '.join(cells)} | {ratio:.2f}× |")
 
 

@@ -17,7 +17,7 @@ use crate::assemble::Assembler;
 use crate::dictionaries::Dictionaries;
 use crate::metadata::{BatchHeader, Header, Metadata};
 use crate::schema::Layout;
-use crate::{CONTINUATION, DecodeOptions, Error, PREFIX};
+use crate::{CONTINUATION, DecodeOptions, Error, PREFIX, Trust};
 
 /// What a [`Decoder`] needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +101,21 @@ impl Decoder {
     /// was added to.
     pub fn copied_bytes(&self) -> usize {
         self.copied_bytes
+    }
+
+    /// As [`DecodeOptions::trust_sender`], for the messages from here on.
+    ///
+    /// # Safety
+    ///
+    /// What that asks for holds for them.
+    #[allow(unsafe_code, reason = "it is the caller's promise that makes skipping sound")]
+    pub unsafe fn trust_sender(&mut self) {
+        self.options = self.options.with_trust(Trust::Trusted);
+    }
+
+    /// Validates the messages from here on.
+    pub fn validate(&mut self) {
+        self.options = self.options.with_trust(Trust::Validate);
     }
 
     /// Reads a message's beginning.

@@ -77,6 +77,10 @@ impl DecodeOptions {
     /// not UTF-8 is undefined behaviour in whoever uses the arrays.
     #[allow(unsafe_code, reason = "it is the caller's promise that makes skipping sound")]
     pub unsafe fn trust_sender(self) -> Self {
-        Self { trust: Trust::Trusted, ..self }
+        self.with_trust(Trust::Trusted)
+    }
+
+    pub(crate) fn with_trust(self, trust: Trust) -> Self {
+        Self { trust, ..self }
     }
 }

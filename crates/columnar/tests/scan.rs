@@ -46,6 +46,13 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (cursor(), any::<u32>()).prop_map(|(cursor, credits)| Frame::Iterate { cursor, credits }),
         cursor().prop_map(|cursor| Frame::Finalize { cursor }),
         cursor().prop_map(|cursor| Frame::Cancel { cursor }),
+        Just(Frame::AcceptLoans),
+        (cursor(), any::<(u64, u64, [u8; 32])>()).prop_map(|(cursor, (number, bytes, handle))| Frame::Lent {
+            cursor,
+            number,
+            bytes,
+            handle
+        }),
         (request(), cursor()).prop_map(|(request, cursor)| Frame::Opened { request, cursor }),
         (request(), any_failure()).prop_map(|(request, failure)| Frame::Refused { request, failure }),
         (cursor(), any::<u64>()).prop_map(|(cursor, number)| Frame::Batch { cursor, number }),
@@ -62,7 +69,7 @@ proptest! {
 
     #[test]
     fn frames_round_trip(frame in any_frame(), tail in 0..1_u64 << 32) {
-        let tail = if matches!(frame, Frame::Opened { .. } | Frame::Batch { .. }) { tail } else { 0 };
+        let tail = if matches!(frame, Frame::Opened { .. } | Frame::Batch { .. } | Frame::Lent { .. }) { tail } else { 0 };
         let bytes = frame.encode(tail).unwrap();
         prop_assert_eq!(parse(&bytes).unwrap(), (frame, tail));
         // Neither more nor less is taken for it.
@@ -87,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn noise_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..80), kind in 0..24_u8) {
+    fn noise_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..80), kind in 0..26_u8) {
         let _ = parse(&bytes);
         let head = (bytes.len() as u32).to_le_bytes();
         let _ = parse(&[&[kind, 0, 0, 0][..], &head, &[0; 8], &bytes].concat());
@@ -259,8 +266,8 @@ impl Pair {
 #[test]
 fn ends_without_a_common_version_part() {
     assert_eq!(Frame::hello().check_hello(), Ok(()));
-    let newer = Frame::Hello { lowest: 2, highest: 9 };
-    assert_eq!(newer.check_hello(), Err(ScanError::Version { lowest: 2, highest: 9 }));
+    let newer = Frame::Hello { lowest: 3, highest: 9 };
+    assert_eq!(newer.check_hello(), Err(ScanError::Version { lowest: 3, highest: 9 }));
     let cursor = CursorId([0; 16]);
     assert_eq!(Frame::Cancel { cursor }.check_hello(), Err(ScanError::Unexpected));
     let http = parse(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -331,4 +338,25 @@ fn a_cursor_expires_only_while_it_waits_for_its_client() {
 fn a_cursor_is_written_as_a_uuid() {
     let id = CursorId(std::array::from_fn(|i| i as u8));
     assert_eq!(id.to_string(), "00010203-0405-0607-0809-0a0b0c0d0e0f");
+}
+
+#[test]
+fn only_who_has_asked_for_loans_gets_them() {
+    let (mut client, mut server) = (Client::default(), Server::new(ServerLimits::default()));
+    let (request, init) = client.init("", "select 1");
+    server.received(init, START).unwrap();
+    let id = CursorId([7; 16]);
+    client.received(&server.opened(request, id, START).unwrap()).unwrap();
+    server.received(client.iterate(id, 3).unwrap(), START).unwrap();
+    let lent = |number| Frame::Lent { cursor: id, number, bytes: 64, handle: [1; 32] };
+    assert!(!server.lends());
+    assert_eq!(client.received(&lent(0)), Err(ScanError::Unexpected));
+    assert_eq!(server.received(client.accept_loans(), START), Ok(Action::None));
+    assert!(server.lends());
+    // They count as batches.
+    client.received(&lent(0)).unwrap();
+    assert_eq!(client.received(&lent(0)), Err(ScanError::Credits(id)));
+    client.received(&lent(1)).unwrap();
+    client.received(&Frame::Batch { cursor: id, number: 2 }).unwrap();
+    assert_eq!(client.received(&lent(3)), Err(ScanError::Credits(id)));
 }

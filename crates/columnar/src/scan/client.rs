@@ -10,6 +10,7 @@ pub struct Client {
     last_request: u32,
     requests: HashSet<RequestId>,
     cursors: HashMap<CursorId, Cursor>,
+    accepts_loans: bool,
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +62,12 @@ impl Client {
         Ok(Frame::Finalize { cursor })
     }
 
+    /// Tells the server that bodies may be lent, from now on.
+    pub fn accept_loans(&mut self) -> Frame {
+        self.accepts_loans = true;
+        Frame::AcceptLoans
+    }
+
     /// Batches of a cursor that are allowed and have not come.
     pub fn credits(&self, cursor: CursorId) -> u64 {
         self.cursors.get(&cursor).map_or(0, |cursor| cursor.credits)
@@ -81,7 +88,8 @@ impl Client {
                 self.cursors.insert(cursor, Cursor::default());
             }
             Frame::Refused { request, .. } if self.requests.remove(&request) => {}
-            Frame::Batch { cursor: id, number } => {
+            Frame::Lent { .. } if !self.accepts_loans => return Err(ScanError::Unexpected),
+            Frame::Batch { cursor: id, number } | Frame::Lent { cursor: id, number, .. } => {
                 let cursor = self.running(id)?;
                 if cursor.credits == 0 || number != cursor.received {
                     return Err(ScanError::Credits(id));

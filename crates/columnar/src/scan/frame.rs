@@ -76,6 +76,8 @@ pub enum Frame {
     Cancel {
         cursor: CursorId,
     },
+    /// The client takes bodies that are lent, from now on.
+    AcceptLoans,
     /// The tail is the schema message.
     Opened {
         request: RequestId,
@@ -89,6 +91,14 @@ pub enum Frame {
     Batch {
         cursor: CursorId,
         number: u64,
+    },
+    /// As a batch, but the tail has only the headers of the messages: their bodies lie one after the other, `bytes` in
+    /// all, in memory that the transport lends under `handle` (`thallus.h`). The client takes it, whatever becomes of the cursor.
+    Lent {
+        cursor: CursorId,
+        number: u64,
+        bytes: u64,
+        handle: [u8; 32],
     },
     /// Rows read so far; thousandths of the query done, if known.
     Progress {
@@ -138,6 +148,7 @@ const INIT: u8 = 1;
 const ITERATE: u8 = 2;
 const FINALIZE: u8 = 3;
 const CANCEL: u8 = 4;
+const ACCEPT_LOANS: u8 = 5;
 const OPENED: u8 = 16;
 const REFUSED: u8 = 17;
 const BATCH: u8 = 18;
@@ -145,6 +156,7 @@ const PROGRESS: u8 = 19;
 const DONE: u8 = 20;
 const FAILED: u8 = 21;
 const FINALIZED: u8 = 22;
+const LENT: u8 = 23;
 
 /// PROGRESS: thousandths are not known.
 const UNKNOWN: u16 = u16::MAX;
@@ -156,7 +168,7 @@ impl Header {
     pub fn parse(bytes: &[u8; HEADER], limits: &FrameLimits) -> Result<Self, ScanError> {
         let mut fields = Fields(bytes);
         let [kind, reserved @ ..] = fields.array::<4>()?;
-        if !matches!(kind, HELLO..=CANCEL | OPENED..=FINALIZED) {
+        if !matches!(kind, HELLO..=ACCEPT_LOANS | OPENED..=LENT) {
             return Err(ScanError::Kind(kind));
         }
         if reserved != [0; 3] {
@@ -168,7 +180,7 @@ impl Header {
         if u64::from(head) > limit {
             return Err(ScanError::TooLarge { actual: head.into(), limit });
         }
-        let limit = if matches!(kind, OPENED | BATCH) { limits.tail } else { 0 };
+        let limit = if matches!(kind, OPENED | BATCH | LENT) { limits.tail } else { 0 };
         if tail > limit {
             return Err(ScanError::TooLarge { actual: tail, limit });
         }
@@ -177,7 +189,7 @@ impl Header {
 }
 
 impl Frame {
-    /// Header and head. The caller sends `tail` bytes behind them, which only OPENED and BATCH have.
+    /// Header and head. The caller sends `tail` bytes behind them, which only OPENED, BATCH and LENT have.
     ///
     /// # Errors
     ///
@@ -205,6 +217,7 @@ impl Frame {
             }
             Self::Finalize { cursor } => with_cursor(&mut bytes, cursor, FINALIZE),
             Self::Cancel { cursor } => with_cursor(&mut bytes, cursor, CANCEL),
+            Self::AcceptLoans => ACCEPT_LOANS,
             Self::Opened { request, cursor } => {
                 bytes.extend(request.0.to_le_bytes());
                 with_cursor(&mut bytes, cursor, OPENED)
@@ -217,6 +230,13 @@ impl Frame {
                 bytes.extend(cursor.0);
                 bytes.extend(number.to_le_bytes());
                 BATCH
+            }
+            Self::Lent { cursor, number, bytes: lent, handle } => {
+                bytes.extend(cursor.0);
+                bytes.extend(number.to_le_bytes());
+                bytes.extend(lent.to_le_bytes());
+                bytes.extend(handle);
+                LENT
             }
             Self::Progress { cursor, rows, permille } => {
                 bytes.extend(cursor.0);
@@ -269,9 +289,16 @@ impl Frame {
             ITERATE => Self::Iterate { cursor: fields.cursor()?, credits: fields.u32()? },
             FINALIZE => Self::Finalize { cursor: fields.cursor()? },
             CANCEL => Self::Cancel { cursor: fields.cursor()? },
+            ACCEPT_LOANS => Self::AcceptLoans,
             OPENED => Self::Opened { request: RequestId(fields.u32()?), cursor: fields.cursor()? },
             REFUSED => Self::Refused { request: RequestId(fields.u32()?), failure: fields.failure()? },
             BATCH => Self::Batch { cursor: fields.cursor()?, number: fields.u64()? },
+            LENT => Self::Lent {
+                cursor: fields.cursor()?,
+                number: fields.u64()?,
+                bytes: fields.u64()?,
+                handle: fields.array()?,
+            },
             PROGRESS => {
                 let (cursor, rows) = (fields.cursor()?, fields.u64()?);
                 let permille = match fields.u16()? {

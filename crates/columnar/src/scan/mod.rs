@@ -14,6 +14,8 @@
 //!        ◄──────────────────────────────────── FINALIZED
 //! ```
 //!
+//! A client that has said ACCEPT LOANS may get LENT in place of BATCH: the bodies are in memory that the transport lends.
+//!
 //! Any number of cursors share a connection. CANCEL ends a query early; the server answers with FAILED, or with DONE if that
 //! was on its way. Only FINALIZE forgets a cursor, and only that one. Errors of a cursor are frames; what breaks the
 //! protocol is a [`ScanError`], after which the connection is closed.
@@ -34,7 +36,7 @@ pub use frame::{Code, Failure, Frame, FrameLimits, HEADER, Header};
 pub use server::{Action, Server, ServerLimits};
 
 /// The version that this crate speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// A cursor's UUID, made up by the server so that nobody else can guess it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -44,6 +44,7 @@ pub struct Server {
     limits: ServerLimits,
     requests: HashSet<RequestId>,
     cursors: HashMap<CursorId, Cursor>,
+    lends: bool,
 }
 
 #[derive(Debug)]
@@ -58,7 +59,7 @@ struct Cursor {
 
 impl Server {
     pub fn new(limits: ServerLimits) -> Self {
-        Self { limits, requests: HashSet::new(), cursors: HashMap::new() }
+        Self { limits, requests: HashSet::new(), cursors: HashMap::new(), lends: false }
     }
 
     /// Enters a frame of the client. `now` is the time since any fixed moment.
@@ -89,6 +90,10 @@ impl Server {
             }
             Frame::Cancel { cursor: id } => {
                 Ok(if self.touch(id, now)?.ended { Action::None } else { Action::Interrupt(id) })
+            }
+            Frame::AcceptLoans => {
+                self.lends = true;
+                Ok(Action::None)
             }
             Frame::Finalize { cursor: id } => {
                 self.touch(id, now)?;
@@ -132,6 +137,11 @@ impl Server {
         cursor.used = now;
         cursor.sent += 1;
         Some(Frame::Batch { cursor: id, number: cursor.sent - 1 })
+    }
+
+    /// Whether the client takes bodies that are lent: then [`Frame::Batch`] may become [`Frame::Lent`].
+    pub fn lends(&self) -> bool {
+        self.lends
     }
 
     /// None after the end.
