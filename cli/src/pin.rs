@@ -5,9 +5,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use thallus_transport::arena::Block;
+use thallus_transport::arena::{Block, Generation, Wish};
 
-use crate::status::scan::Scan;
+use crate::status::scan::{Scan, is_alive};
 
 /// Take a live connection back to TCP, and keep it there
 ///
@@ -55,31 +55,38 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if scan.other_versions > 0 {
         bail!("process {} uses another version of the library", args.pid);
     }
-    let block = find(&scan, args).with_context(|| {
-        format!(
-            "process {} has no connection {} that the library has in its table; young connections are not yet there",
-            args.pid, args.fd
-        )
-    })?;
+    let (block, generation) = find(&scan, args)?;
     let deadline = Instant::now() + Duration::from_secs_f64(args.wait);
     loop {
-        if block.ask_for_tcp() {
-            return crate::print("on TCP\n");
-        }
-        if Instant::now() >= deadline {
-            bail!(
+        match block.ask_for_tcp(generation) {
+            Wish::Granted => return crate::print("on TCP\n"),
+            Wish::Closed => bail!("process {} has closed connection {} meanwhile", args.pid, args.fd),
+            Wish::Asked if !is_alive(args.pid) => bail!("process {} has ended meanwhile", args.pid),
+            Wish::Asked if Instant::now() >= deadline => bail!(
                 "not yet: the process has made no call on the connection, or has unread data; the request stands"
-            );
+            ),
+            Wish::Asked => sleep(STEP),
         }
-        sleep(STEP);
     }
 }
 
-fn find(scan: &Scan, args: &Args) -> Option<&'static Block> {
-    scan.families.iter().find_map(|family| {
-        family.chunk.blocks().find(|block| {
-            let owner = scan.owner(family, block.owner_pid.load(Relaxed));
-            owner.is_some_and(|owner| owner.pid == args.pid) && block.owner_fd.load(Relaxed) == args.fd
+fn find(scan: &Scan, args: &Args) -> anyhow::Result<(&'static Block, Generation)> {
+    let Args { pid, fd, .. } = args;
+    let mut found = scan.families.iter().flat_map(|family| {
+        family.chunk.blocks().filter_map(move |block| {
+            let generation = block.connection()?;
+            let owner = scan.owner(family, block.owner_pid.load(Relaxed))?;
+            (owner.pid == *pid && block.owner_fd.load(Relaxed) == *fd).then_some((block, generation))
         })
-    })
+    });
+    let first = found.next().with_context(|| {
+        format!(
+            "process {pid} has no connection {fd} that the library has in its table; young connections are not yet there"
+        )
+    })?;
+    // One that a fork serves is still under the descriptor that the process had for it.
+    if found.next().is_some() {
+        bail!("process {pid} has had several connections as {fd} that are still open in it or its forks");
+    }
+    Ok(first)
 }

@@ -147,6 +147,11 @@ fn arenas(folder: &Path, writes: bool) -> io::Result<Vec<(Inode, std::os::fd::Ow
     Ok(arenas)
 }
 
+/// Whether there is such a process, and it has not ended.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    has_memory(Path::new(&format!("/proc/{pid}")))
+}
+
 /// Kernel threads and zombies have none, and nothing to hide.
 fn has_memory(folder: &Path) -> bool {
     read(folder.join("cmdline")).is_ok_and(|line| !line.is_empty())

@@ -76,7 +76,7 @@ impl Connection {
         }
         if !segment.incoming().is_empty() {
             // Once it has been read.
-            return self.block.raise(flag::UNWANTED);
+            return self.block.ask_again();
         }
         if let Ok(_sending) = self.lock_sending(fd) {
             self.go_back_first(fd, segment);

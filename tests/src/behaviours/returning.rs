@@ -176,7 +176,9 @@ fn ask_for_tcp() {
         let file = OpenOptions::new().read(true).write(true).open(arena.path()).expect("our own arena");
         let chunk = Chunk::inspect(file.into(), true).expect("an arena");
         for block in chunk.blocks() {
-            block.ask_for_tcp();
+            if let Some(connection) = block.connection() {
+                block.ask_for_tcp(connection);
+            }
         }
     }
 }
