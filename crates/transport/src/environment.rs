@@ -73,6 +73,11 @@ impl Complaints {
             None => self.add(name, &text, format!("not {wanted}; taking the default")),
         }
     }
+
+    fn read_up_to(&mut self, name: &'static str, largest: u8, setting: &mut u8) {
+        let parse = |text: &str| text.trim().parse().ok().filter(|&number| number <= largest);
+        self.read(name, &format!("a number from 0 to {largest}"), parse, |number| *setting = number);
+    }
 }
 
 /// Whether the environment switches the library off.
@@ -127,33 +132,13 @@ pub fn settings(mut chosen: Settings, complaints: &mut Complaints) -> Settings {
         chosen.verbs.peers = peers(complaints);
         chosen.verbs.key = key(&mut chosen.verbs.peers, complaints);
     }
-    complaints.read(
-        "THALLUS_RDMA_TIMEOUT",
-        "a number from 0 to 31",
-        |text| number(text).filter(|&n| n < 32),
-        |timeout| {
-            chosen.verbs.timeout = timeout as u8;
-        },
-    );
-    complaints.read(
-        "THALLUS_RDMA_RETRY",
-        "a number from 0 to 7",
-        |text| number(text).filter(|&n| n < 8),
-        |retries| {
-            chosen.verbs.retries = retries as u8;
-        },
-    );
+    let verbs = &mut chosen.verbs;
+    complaints.read_up_to("THALLUS_RDMA_TIMEOUT", 31, &mut verbs.timeout);
+    complaints.read_up_to("THALLUS_RDMA_RETRY", 7, &mut verbs.retries);
+    complaints.read_up_to("THALLUS_RDMA_SL", 15, &mut verbs.service_level);
     complaints.read("THALLUS_RDMA_ORDER", "one-write or two-writes", order, |order| {
         chosen.verbs.order = Some(order)
     });
-    complaints.read(
-        "THALLUS_RDMA_SL",
-        "a number from 0 to 15",
-        |text| number(text).filter(|&n| n < 16),
-        |level| {
-            chosen.verbs.service_level = level as u8;
-        },
-    );
     complaints.read("THALLUS_PORTS", "a list such as 5432,8000-8100", ports, |ports| chosen.ports = ports);
     complaints.read("THALLUS_UPGRADE_AFTER", "a number of calls from 1", number, |calls| {
         chosen.upgrade_after = u32::try_from(calls).unwrap_or(u32::MAX).max(1);
