@@ -14,7 +14,8 @@ use crate::status::scan::{Scan, is_alive};
 /// The process itself goes back, in its next call on the connection; not a byte is lost. A process that sleeps makes
 /// its next call when something arrives. `thallus status` shows pids and descriptors.
 ///
-/// Exit status: 0 if the connection is on TCP, 1 if not, or not yet: then the request stands.
+/// Exit status: 0 if the connection is on TCP. 1 if not, or not yet: then the request stands. 2 for wrong
+/// arguments.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -48,9 +49,15 @@ const STEP: Duration = Duration::from_millis(5);
 /// Fails if there is no such connection, it may not be touched, or has not gone back in time.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Fabric::Tcp = args.fabric;
-    let scan = Scan::of(args.pid);
+    let scan = Scan::of(args.pid).context("can't read /proc")?;
+    if !is_alive(args.pid) {
+        bail!("there is no process {}", args.pid);
+    }
     if scan.hidden.contains_key(&args.pid) {
-        bail!("process {} belongs to another user: ask root", args.pid);
+        bail!(
+            "no permission to look at process {}: run this as its user or as root, in its container",
+            args.pid
+        );
     }
     if scan.other_versions > 0 {
         bail!("process {} uses another version of the library", args.pid);

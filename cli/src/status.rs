@@ -13,6 +13,8 @@ use thallus_transport::arena::{Block, Role, flag};
 /// One line for each end of a connection: a connection between two processes of this host has two.
 /// FABRIC is shm, verbs, or tcp with the reason. Other users' processes are seen by root only.
 ///
+/// Exit status: 0, also if there are none; 1 if /proc can't be read; 2 for wrong arguments.
+///
 /// With --json: an object with
 ///   processes    array: pid, command, connections (how many)
 ///   connections  array: pid, command, fd, role (client or server), local and peer (ADDRESS:PORT or null),

@@ -71,6 +71,10 @@ fn what_is_not_there_is_named() {
     assert_eq!(output.status.code(), Some(1));
     assert!(said(&output).contains("has no connection 2005"), "{}", said(&output));
     assert_eq!(pin(std::process::id(), 2004, "-1").status.code(), Some(2));
+    // Larger than any pid on Linux.
+    let output = pin(5_000_000, 2004, "0");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("there is no process 5000000"), "{}", said(&output));
 }
 
 #[test]

@@ -41,7 +41,7 @@ use std::path::PathBuf;
 use anyhow::{Context, ensure};
 use plan::Transport;
 
-/// Measures this machine: round trips, stream throughput, connections, memory.
+/// Measure this machine: round trips, stream throughput, connections, memory.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
