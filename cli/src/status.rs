@@ -120,9 +120,10 @@ const ORDERING: std::sync::atomic::Ordering = std::sync::atomic::Ordering::Relax
 
 impl Connection {
     fn new(block: &Block, owner: scan::Process, now_ns: u64) -> Self {
-        let in_ring = block.has(flag::READY)
+        let has_left = block.has(flag::READY)
             || block.recv_switched.load(ORDERING) == 1
             || block.send_switched.load(ORDERING) == 1;
+        let in_ring = has_left && !block.has(flag::RETURNED);
         let ring_bytes_sent = block.ring_sent.load(ORDERING);
         let ring_bytes_received = block.ring_received.load(ORDERING);
         let tcp_bytes_sent = block.tcp_sent.load(ORDERING);

@@ -292,6 +292,12 @@ impl Block {
         }
     }
 
+    /// It is back on TCP. Why, if it was not the fabric or the peer, is noted afterwards.
+    pub fn has_come_back(&self) {
+        self.note(Reason::Returned);
+        self.raise(flag::RETURNED);
+    }
+
     /// Why the connection is on TCP; [`Reason::Short`] until something better is known.
     pub fn reason(&self) -> Reason {
         Reason::from_code(self.reason.load(Ordering::Relaxed)).unwrap_or(Reason::Short)

@@ -3,7 +3,8 @@
 use std::fs::OpenOptions;
 use std::process::Command;
 
-use thallus_transport::arena::{Chunk, MEMFD_NAME};
+use thallus_transport::arena::{Block, Chunk, MEMFD_NAME, flag};
+use thallus_transport::reason::Reason;
 
 use super::Behaviour;
 use super::Tally;
@@ -142,6 +143,9 @@ fn asks_for_tcp(side: &Side) {
     request_echoes(fd, 100, 3000);
     ask_for_tcp();
     request_echoes(fd, 100, 3000);
+    for block in own_blocks().iter().filter(|block| block.has(flag::RETURNED)) {
+        assert_eq!(block.reason(), Reason::ByRequest);
+    }
     say!("200 echoes");
 }
 
@@ -168,17 +172,22 @@ fn answer_echoes(fd: Fd, rounds: usize, largest: usize) {
 
 /// Asks for it as `thallus pin` does: in the arena, which the library has open. Without the library there is none.
 fn ask_for_tcp() {
+    for block in own_blocks() {
+        if let Some(connection) = block.connection() {
+            block.ask_for_tcp(connection);
+        }
+    }
+}
+
+fn own_blocks() -> Vec<&'static Block> {
     let name = format!("/memfd:{MEMFD_NAME} (deleted)");
     let arenas = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten().filter(|entry| {
         std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == name.as_str())
     });
-    for arena in arenas {
+    let blocks = arenas.flat_map(|arena| {
         let file = OpenOptions::new().read(true).write(true).open(arena.path()).expect("our own arena");
         let chunk = Chunk::inspect(file.into(), true).expect("an arena");
-        for block in chunk.blocks() {
-            if let Some(connection) = block.connection() {
-                block.ask_for_tcp(connection);
-            }
-        }
-    }
+        chunk.blocks().collect::<Vec<_>>()
+    });
+    blocks.collect()
 }
