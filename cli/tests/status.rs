@@ -103,13 +103,13 @@ fn one_direction_over_the_ring_is_enough_to_be_shm() {
 }
 
 #[test]
-fn a_connection_that_has_come_back_is_over_tcp() {
+fn a_connection_that_come_back_is_over_tcp() {
     let chunk = Chunk::create(Ok).unwrap();
     let blocks = ["127.0.0.1:1071", "127.0.0.1:1072"].map(|local| {
         let block = connect(&chunk, Role::Server, own_pid(), local);
         assert!(block.advance(State::Plain, State::Active));
         block.raise(flag::READY);
-        block.has_come_back();
+        block.come_back();
         block
     });
     blocks[1].note(Reason::ByRequest);

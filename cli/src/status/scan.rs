@@ -161,7 +161,7 @@ pub(crate) fn is_alive(pid: u32) -> bool {
 
 /// Kernel threads and zombies have none, and nothing to hide.
 fn has_memory(folder: &Path) -> bool {
-    read(folder.join("cmdline")).is_ok_and(|line| !line.is_empty())
+    read(folder.join("statm")).is_ok_and(|pages| !pages.starts_with(b"0 "))
 }
 
 fn command(folder: &Path) -> Option<String> {

@@ -293,7 +293,7 @@ impl Block {
     }
 
     /// It is back on TCP. Why, if it was not the fabric or the peer, is noted afterwards.
-    pub fn has_come_back(&self) {
+    pub fn come_back(&self) {
         self.note(Reason::Returned);
         self.raise(flag::RETURNED);
     }

@@ -149,7 +149,7 @@ impl Connection {
         let seen = incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED;
         let kept = self.keep_what_came(fd, segment);
         segment.take_down();
-        block.has_come_back();
+        block.come_back();
         incoming.rare.0.switched_at.store(NOT_SWITCHED, Ordering::SeqCst);
         incoming.rung.0.count.store(block.drained.load(Ordering::Relaxed), Ordering::Relaxed);
         block.recv_switched.store(0, Ordering::SeqCst);

@@ -325,7 +325,7 @@ impl Connection {
     /// Both directions of this side are on TCP from now on.
     fn be_back(&self, fd: i32, segment: &Segment) {
         segment.take_down();
-        self.block.has_come_back();
+        self.block.come_back();
         self.block.recv_switched.store(0, Ordering::SeqCst);
         self.block.send_switched.store(0, Ordering::SeqCst);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
