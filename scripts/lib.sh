@@ -2,7 +2,7 @@
 # What the scripts in this folder share: source it. Installing asks for root or sudo, and only if something
 # is missing. Build results go to CARGO_TARGET_DIR, by default outside the source folder.
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/thallus-target}
 # cargo would take a relative one from its own current folder.
 case $CARGO_TARGET_DIR in /*) ;; *) CARGO_TARGET_DIR=$PWD/$CARGO_TARGET_DIR ;; esac
@@ -13,6 +13,18 @@ export DUCKDB_LIB_DIR=${DUCKDB_LIB_DIR:-$duckdb_folder}
 
 # A setting left over in the caller's shell must not change what is built, tested or measured.
 unset LD_PRELOAD "${!THALLUS@}"
+
+# Around what two runs at once must not both install into $CARGO_TARGET_DIR/tools.
+lock_tools() {
+    mkdir -p "$CARGO_TARGET_DIR/tools"
+    exec 8>"$CARGO_TARGET_DIR/tools/lock"
+    flock 8
+}
+
+unlock_tools() { exec 8>&-; }
+
+# passed LOG: fails unless a test ran. That a run of tests ended well is not enough: a filter that matches nothing does, too.
+passed() { grep -Eq '^test result: ok\. [1-9][0-9]* passed' "$1" || fail "no test ran"; }
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -44,6 +56,9 @@ install_packages() {
     as_root bash -s "${missing[@]}" <<'INSTALL'
 set -eu
 export DEBIAN_FRONTEND=noninteractive
+# One at a time: who is first takes the policy away again.
+exec 9</usr/sbin
+flock 9
 # Asked by package scripts before they start a service (invoke-rc.d(8)); 101 forbids it. A PostgreSQL or
 # Redis that nobody asked for must not occupy its port.
 policy=/usr/sbin/policy-rc.d
@@ -52,8 +67,8 @@ if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy"
     chmod 755 "$policy"
 fi
-apt-get -o DPkg::Lock::Timeout=300 update -qq </dev/null
-apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@" </dev/null >/dev/null
+apt-get -o DPkg::Lock::Timeout=300 update -qq </dev/null 9<&-
+apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@" </dev/null 9<&- >/dev/null
 INSTALL
 }
 
@@ -78,6 +93,9 @@ install_rust() {
 
 # build_release: the library and the command as they are installed, in $CARGO_TARGET_DIR/release.
 build_release() {
+    case $CARGO_TARGET_DIR in
+    *[[:space:]:\$]*) fail "LD_PRELOAD can't express a space, a colon or a dollar sign: set CARGO_TARGET_DIR to another folder than $CARGO_TARGET_DIR" ;;
+    esac
     install_packages gcc libc6-dev
     install_rust
     say "build (in $CARGO_TARGET_DIR)"

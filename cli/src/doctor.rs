@@ -117,33 +117,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 fn render(report: &Report) -> String {
     let mut sheet = Sheet::default();
-    let problems = |sheet: &mut Sheet, part: &str| {
-        for Problem { problem, remedy, .. } in report.problems.iter().filter(|problem| problem.part == part) {
+    let mut part = |name: &str, title: &str, show: &dyn Fn(&mut Sheet)| {
+        sheet.part(title);
+        show(&mut sheet);
+        for Problem { problem, remedy, .. } in report.problems.iter().filter(|problem| problem.part == name) {
             sheet.problem(problem, remedy);
         }
     };
-    sheet.part("library");
-    report.library.show(&mut sheet);
-    problems(&mut sheet, "library");
-    sheet.part("machine");
-    report.machine.show(&mut sheet);
-    problems(&mut sheet, "machine");
-    sheet.part("limits of this process");
-    report.limits.show(&mut sheet);
-    problems(&mut sheet, "limits");
-    sheet.part("shared memory, on one host");
-    report.one_host.show(&mut sheet);
-    problems(&mut sheet, "one_host");
-    sheet.part("RDMA, between hosts");
-    report.rdma.show(&mut sheet);
-    problems(&mut sheet, "rdma");
-    sheet.part("settings");
-    report.settings.show(&mut sheet);
-    problems(&mut sheet, "settings");
+    part("library", "library", &|sheet| report.library.show(sheet));
+    part("machine", "machine", &|sheet| report.machine.show(sheet));
+    part("limits", "limits of this process", &|sheet| report.limits.show(sheet));
+    part("one_host", "shared memory, on one host", &|sheet| report.one_host.show(sheet));
+    part("rdma", "RDMA, between hosts", &|sheet| report.rdma.show(sheet));
+    part("settings", "settings", &|sheet| report.settings.show(sheet));
     if let Some(connection) = &report.connection {
-        sheet.part(&format!("a connection to {}", connection.server));
-        connection.show(&mut sheet);
-        problems(&mut sheet, "connection");
+        let title = format!("a connection to {}", connection.server);
+        part("connection", &title, &|sheet| connection.show(sheet));
     }
     sheet.text()
 }

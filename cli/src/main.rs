@@ -12,6 +12,7 @@ mod program;
 mod run;
 mod status;
 
+use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -43,12 +44,17 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Writes to standard error, if anybody takes it: `eprint!` panics where it can't.
+fn tell(text: Arguments<'_>) {
+    let _ = io::stderr().write_fmt(text);
+}
+
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         // Returns only if the program could not be started.
         Command::Run(args) => {
             let failure = run::exec(&args);
-            eprintln!("thallus: {failure}");
+            tell(format_args!("thallus: {failure}\n"));
             return ExitCode::from(failure.exit_status());
         }
         Command::Status(args) => status::run(&args),
@@ -62,7 +68,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("thallus: {error:#}");
+            tell(format_args!("thallus: {error:#}\n"));
             ExitCode::FAILURE
         }
     }

@@ -5,16 +5,17 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use thallus_transport::arena::Block;
+use thallus_transport::arena::{Block, Generation, Wish};
 
-use crate::status::scan::Scan;
+use crate::status::scan::{Scan, is_alive};
 
 /// Take a live connection back to TCP, and keep it there
 ///
 /// The process itself goes back, in its next call on the connection; not a byte is lost. A process that sleeps makes
 /// its next call when something arrives. `thallus status` shows pids and descriptors.
 ///
-/// Exit status: 0 if the connection is on TCP, 1 if not, or not yet: then the request stands.
+/// Exit status: 0 if the connection is on TCP. 1 if not, or not yet: then the request stands. 2 for wrong
+/// arguments.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -48,38 +49,51 @@ const STEP: Duration = Duration::from_millis(5);
 /// Fails if there is no such connection, it may not be touched, or has not gone back in time.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let Fabric::Tcp = args.fabric;
-    let scan = Scan::of(args.pid);
+    let scan = Scan::of(args.pid).context("can't read /proc")?;
+    if !is_alive(args.pid) {
+        bail!("there is no process {}", args.pid);
+    }
     if scan.hidden.contains_key(&args.pid) {
-        bail!("process {} belongs to another user: ask root", args.pid);
+        bail!(
+            "no permission to look at process {}: run this as its user or as root, in its container",
+            args.pid
+        );
     }
     if scan.other_versions > 0 {
         bail!("process {} uses another version of the library", args.pid);
     }
-    let block = find(&scan, args).with_context(|| {
-        format!(
-            "process {} has no connection {} that the library has in its table; young connections are not yet there",
-            args.pid, args.fd
-        )
-    })?;
+    let (block, generation) = find(&scan, args)?;
     let deadline = Instant::now() + Duration::from_secs_f64(args.wait);
     loop {
-        if block.ask_for_tcp() {
-            return crate::print("on TCP\n");
-        }
-        if Instant::now() >= deadline {
-            bail!(
+        match block.ask_for_tcp(generation) {
+            Wish::Granted => return crate::print("on TCP\n"),
+            Wish::Closed => bail!("process {} has closed connection {} meanwhile", args.pid, args.fd),
+            Wish::Asked if !is_alive(args.pid) => bail!("process {} has ended meanwhile", args.pid),
+            Wish::Asked if Instant::now() >= deadline => bail!(
                 "not yet: the process has made no call on the connection, or has unread data; the request stands"
-            );
+            ),
+            Wish::Asked => sleep(STEP),
         }
-        sleep(STEP);
     }
 }
 
-fn find(scan: &Scan, args: &Args) -> Option<&'static Block> {
-    scan.families.iter().find_map(|family| {
-        family.chunk.blocks().find(|block| {
-            let owner = scan.owner(family, block.owner_pid.load(Relaxed));
-            owner.is_some_and(|owner| owner.pid == args.pid) && block.owner_fd.load(Relaxed) == args.fd
+fn find(scan: &Scan, args: &Args) -> anyhow::Result<(&'static Block, Generation)> {
+    let Args { pid, fd, .. } = args;
+    let mut found = scan.families.iter().flat_map(|family| {
+        family.chunk.blocks().filter_map(move |block| {
+            let generation = block.connection()?;
+            let owner = scan.owner(family, block.owner_pid.load(Relaxed))?;
+            (owner.pid == *pid && block.owner_fd.load(Relaxed) == *fd).then_some((block, generation))
         })
-    })
+    });
+    let first = found.next().with_context(|| {
+        format!(
+            "process {pid} has no connection {fd} that the library has in its table; young connections are not yet there"
+        )
+    })?;
+    // One that a fork serves is still under the descriptor that the process had for it.
+    if found.next().is_some() {
+        bail!("process {pid} has had several connections as {fd} that are still open in it or its forks");
+    }
+    Ok(first)
 }

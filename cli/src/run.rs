@@ -5,10 +5,11 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, create_dir_all};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::{PathBuf, absolute};
+use std::path::{Path, PathBuf, absolute};
 use std::process::Command;
 
 use clap::ValueEnum;
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use thiserror::Error;
 
 use crate::elf::{Abi, Image};
@@ -23,7 +24,8 @@ use crate::program::{self, Missing, Obstacle};
 ///
 /// Exit status: the program's own; 127 if it is not found, 126 if it can't be executed,
 /// 2 if it can't be accelerated (statically linked, set-user-ID, file capabilities,
-/// another machine or libc), or if the library is missing.
+/// another machine or libc), if the library is missing, --stats or --log can't be written to,
+/// or for wrong arguments.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment, override_usage = "thallus run [OPTIONS] [--] COMMAND [ARGUMENT]...")]
 pub(crate) struct Args {
@@ -73,10 +75,14 @@ pub(crate) enum Failure {
     NoLibrary { places: String },
     #[error("{} can't be preloaded: its path has {character}, which LD_PRELOAD can't express", .library.display())]
     UnusablePath { library: PathBuf, character: &'static str },
+    #[error("{} can't be preloaded: {source}", .library.display())]
+    UnreadableLibrary { library: PathBuf, source: io::Error },
     #[error("{} can't be preloaded: it is not a shared library", .0.display())]
     NotALibrary(PathBuf),
     #[error("can't create {}: {source}", .folder.display())]
     Stats { folder: PathBuf, source: io::Error },
+    #[error("can't write to {}: {source}", .path.display())]
+    Output { path: PathBuf, source: io::Error },
     #[error("{}: not found", .0.display())]
     NotFound(PathBuf),
     #[error("{}: not executable", .0.display())]
@@ -131,11 +137,24 @@ fn prepare(args: &Args) -> Result<(PathBuf, Command), Failure> {
     if let Some(folder) = &args.stats {
         let failed = |source| Failure::Stats { folder: folder.clone(), source };
         create_dir_all(folder).map_err(failed)?;
+        writable(folder)?;
         // The program and its children may change their current folder.
         command.env("THALLUS_STATS", folder.canonicalize().map_err(failed)?);
     }
+    if let Some(file) = args.log.as_ref().and_then(|log| log.to_str()?.split_once(':')).map(|(_, path)| path)
+    {
+        let file = Path::new(file);
+        writable(if file.exists() { file } else { file.parent().unwrap_or(file) })?;
+    }
     command.envs(settings(args));
     Ok((program, command))
+}
+
+/// The library says nothing where it can't write, so that the program's output stays its own.
+fn writable(path: &Path) -> Result<(), Failure> {
+    let needed = if path.is_dir() { Access::WRITE_OK | Access::EXEC_OK } else { Access::WRITE_OK };
+    accessat(CWD, path, needed, AtFlags::EACCESS)
+        .map_err(|errno| Failure::Output { path: path.to_owned(), source: errno.into() })
 }
 
 fn usable_library() -> Result<(PathBuf, Abi), Failure> {
@@ -145,10 +164,10 @@ fn usable_library() -> Result<(PathBuf, Abi), Failure> {
     if let Some(character) = library::unusable_character(&library) {
         return Err(Failure::UnusablePath { library, character });
     }
-    let image = File::open(&library).ok().and_then(|file| Image::read(&file).ok().flatten());
-    match image {
-        Some(image) => Ok((library, image.abi)),
-        None => Err(Failure::NotALibrary(library)),
+    match File::open(&library).and_then(|file| Image::read(&file)) {
+        Ok(Some(image)) => Ok((library, image.abi)),
+        Ok(None) => Err(Failure::NotALibrary(library)),
+        Err(source) => Err(Failure::UnreadableLibrary { library, source }),
     }
 }
 

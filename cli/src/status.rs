@@ -13,6 +13,8 @@ use thallus_transport::arena::{Block, Role, flag};
 /// One line for each end of a connection: a connection between two processes of this host has two.
 /// FABRIC is shm, verbs, or tcp with the reason. Other users' processes are seen by root only.
 ///
+/// Exit status: 0, also if there are none; 1 if /proc can't be read; 2 for wrong arguments.
+///
 /// With --json: an object with
 ///   processes    array: pid, command, connections (how many)
 ///   connections  array: pid, command, fd, role (client or server), local and peer (ADDRESS:PORT or null),
@@ -118,9 +120,10 @@ const ORDERING: std::sync::atomic::Ordering = std::sync::atomic::Ordering::Relax
 
 impl Connection {
     fn new(block: &Block, owner: scan::Process, now_ns: u64) -> Self {
-        let in_ring = block.has(flag::READY)
+        let has_left = block.has(flag::READY)
             || block.recv_switched.load(ORDERING) == 1
             || block.send_switched.load(ORDERING) == 1;
+        let in_ring = has_left && !block.has(flag::RETURNED);
         let ring_bytes_sent = block.ring_sent.load(ORDERING);
         let ring_bytes_received = block.ring_received.load(ORDERING);
         let tcp_bytes_sent = block.tcp_sent.load(ORDERING);

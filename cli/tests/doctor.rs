@@ -207,6 +207,7 @@ fn values_that_cannot_be_used_are_named_as_the_library_names_them() {
         ("THALLUS_PEERS", "10.0.0.0/33"),
         ("THALLUS_PORTS", "9-8"),
         ("THALLUS_RDMA_RETRY", "8"),
+        ("THALLUS_UPGRADE_AFTER", "0"),
         ("THALLUS", "perhaps"),
         ("THALLUS_KEY_FILE", "/nowhere/at/all"),
     ];
@@ -230,6 +231,26 @@ fn values_that_cannot_be_used_are_named_as_the_library_names_them() {
     let shown = problems(&report, "settings");
     assert_eq!(shown.iter().map(String::as_str).collect::<BTreeSet<_>>(), logged);
     assert_eq!(logged.len(), wrong.len());
+}
+
+#[test]
+fn an_empty_variable_is_as_good_as_none() {
+    let installation = installation();
+    let (status, unset) = report(&mut doctor(&installation));
+    assert_eq!(status, 0);
+    let names = unset["settings"].as_array().unwrap().iter().map(|setting| setting["name"].as_str().unwrap());
+    let empty = names.map(|name| (name, ""));
+    let (status, report) = report(doctor(&installation).envs(empty));
+    assert_eq!((status, &report["problems"]), (0, &unset["problems"]));
+    for (setting, unset) in
+        std::iter::zip(report["settings"].as_array().unwrap(), unset["settings"].as_array().unwrap())
+    {
+        assert_eq!(
+            (&setting["source"], &setting["used"]),
+            (&Value::from("default"), &unset["used"]),
+            "{setting}"
+        );
+    }
 }
 
 #[test]

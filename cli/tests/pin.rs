@@ -2,9 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::io::{FdFlags, fcntl_setfd};
 use thallus_transport::arena::{Chunk, Role, State, flag};
 use thallus_transport::reason::Reason;
 
@@ -38,7 +39,7 @@ fn the_process_itself_takes_the_connection_back() {
         scope.spawn(|| {
             // As the library would in the next call.
             while !done.load(Ordering::SeqCst) {
-                if block.lower(flag::UNWANTED) {
+                if block.take_request() {
                     block.raise(flag::RETURNED);
                 }
                 std::thread::yield_now();
@@ -59,7 +60,7 @@ fn a_process_that_makes_no_call_is_told_of() {
     let output = pin(std::process::id(), 2003, "0");
     assert_eq!(output.status.code(), Some(1));
     assert!(said(&output).contains("not yet"), "{}", said(&output));
-    assert!(block.has(flag::UNWANTED), "the request stands");
+    assert!(block.is_unwanted(), "the request stands");
 }
 
 #[test]
@@ -70,4 +71,62 @@ fn what_is_not_there_is_named() {
     assert_eq!(output.status.code(), Some(1));
     assert!(said(&output).contains("has no connection 2005"), "{}", said(&output));
     assert_eq!(pin(std::process::id(), 2004, "-1").status.code(), Some(2));
+    // Larger than any pid on Linux.
+    let output = pin(5_000_000, 2004, "0");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("there is no process 5000000"), "{}", said(&output));
+}
+
+#[test]
+fn the_next_connection_in_the_same_place_is_left_alone() {
+    let chunk = Chunk::create(Ok).unwrap();
+    let first = chunk.allocate(Role::Server, std::process::id(), 2006, 1).unwrap();
+    assert!(first.advance(State::Plain, State::Active));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thallus"));
+    command.args(["pin", "--pid", &std::process::id().to_string(), "--fd", "2006", "--wait", "60", "tcp"]);
+    let pinning = command.stderr(Stdio::piped()).spawn().unwrap();
+    while !first.is_unwanted() {
+        std::thread::yield_now();
+    }
+    chunk.free(first);
+    let second = chunk.allocate(Role::Server, std::process::id(), 2006, 2).unwrap();
+    assert!(std::ptr::eq(first, second));
+    assert!(second.advance(State::Plain, State::Active));
+    let output = pinning.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("has closed connection 2006"), "{}", said(&output));
+    assert!(!second.is_unwanted());
+}
+
+#[test]
+fn of_several_connections_none_is_guessed() {
+    let chunk = Chunk::create(Ok).unwrap();
+    let blocks =
+        [1, 2].map(|opened_ns| chunk.allocate(Role::Server, std::process::id(), 2007, opened_ns).unwrap());
+    let output = pin(std::process::id(), 2007, "0");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("several connections as 2007"), "{}", said(&output));
+    assert!(blocks.iter().all(|block| block.state() == State::Plain));
+}
+
+#[test]
+fn a_process_that_ends_is_not_waited_for() {
+    let chunk = Chunk::create(Ok).unwrap();
+    fcntl_setfd(chunk.fd().unwrap(), FdFlags::empty()).unwrap();
+    let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+    fcntl_setfd(chunk.fd().unwrap(), FdFlags::CLOEXEC).unwrap();
+    let block = chunk.allocate(Role::Server, child.id(), 2008, 1).unwrap();
+    assert!(block.advance(State::Plain, State::Active));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_thallus"));
+    command.args(["pin", "--pid", &child.id().to_string(), "--fd", "2008", "--wait", "86400", "tcp"]);
+    let pinning = command.stderr(Stdio::piped()).spawn().unwrap();
+    while !block.is_unwanted() {
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    // Not waited for yet: a zombie has ended, too.
+    let output = pinning.wait_with_output().unwrap();
+    child.wait().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("has ended"), "{}", said(&output));
 }

@@ -136,6 +136,58 @@ fn a_folder_for_statistics_that_cannot_be_created_is_reported() {
     assert_refused(&outcome(&mut command), &["can't create", "Not a directory"]);
 }
 
+/// Whom the permissions of files bind: not root as it is.
+fn bound_by_permissions(command: &Command) -> Command {
+    let mut bound = Command::new("env");
+    if rustix::process::geteuid().is_root() {
+        bound.args(["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]);
+    }
+    bound.arg(command.get_program()).args(command.get_args());
+    bound
+}
+
+#[test]
+fn what_is_to_be_written_has_to_be_writable() {
+    let installation = Installation::with_library(LIBRARY);
+    let closed = installation.path("closed");
+    create_dir(&closed).unwrap();
+    write(closed.join("log"), "").unwrap();
+    set_permissions(closed.join("log"), Permissions::from_mode(0o400)).unwrap();
+    set_permissions(&closed, Permissions::from_mode(0o500)).unwrap();
+    let folder = closed.display();
+    for options in [
+        ["--stats".to_owned(), format!("{folder}")],
+        ["--log".to_owned(), format!("info:{folder}/new")],
+        ["--log".to_owned(), format!("info:{folder}/log")],
+    ] {
+        let options = options.each_ref().map(String::as_str);
+        let command = installation.run(&[&options[..], &["--", "echo", "ran"]].concat());
+        let outcome = outcome(&mut bound_by_permissions(&command));
+        assert_refused(&outcome, &["can't write to", "Permission denied"]);
+    }
+}
+
+#[test]
+fn a_library_that_may_not_be_read_is_reported_as_such() {
+    let installation = Installation::with_library(LIBRARY);
+    set_permissions(installation.path(LIBRARY), Permissions::from_mode(0o000)).unwrap();
+    let outcome = outcome(&mut bound_by_permissions(&installation.run(&["true"])));
+    assert_refused(&outcome, &["can't be preloaded: Permission denied"]);
+}
+
+#[test]
+fn an_output_that_takes_nothing_changes_no_exit_status() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let installation = Installation::with_library(LIBRARY);
+    let status = |arguments: &[&str]| {
+        let mut command = Command::new(installation.path("bin/thallus"));
+        command.args(arguments).stdout(full()).stderr(full()).status().unwrap().code()
+    };
+    assert_eq!(status(&["run", "/nowhere/at/all"]), Some(127));
+    assert_eq!(status(&["pin", "--pid", "0", "--fd", "0", "tcp"]), Some(1));
+    assert_eq!(status(&["status"]), Some(1));
+}
+
 #[test]
 fn wrong_options_are_refused() {
     let installation = Installation::with_library(LIBRARY);

@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
-use thallus_transport::arena::{Block, Chunk, MEMFD_NAME, Role, flag};
+use thallus_transport::arena::{Block, Chunk, MEMFD_NAME, Role, State, flag};
 use thallus_transport::reason::Reason;
 
 fn thallus(arguments: &[&str]) -> Command {
@@ -99,6 +99,24 @@ fn one_direction_over_the_ring_is_enough_to_be_shm() {
     let report = report();
     for local in ["127.0.0.1:1011", "127.0.0.1:1012"] {
         assert_eq!(at(&report, local)[0]["fabric"], "shm");
+    }
+}
+
+#[test]
+fn a_connection_that_come_back_is_over_tcp() {
+    let chunk = Chunk::create(Ok).unwrap();
+    let blocks = ["127.0.0.1:1071", "127.0.0.1:1072"].map(|local| {
+        let block = connect(&chunk, Role::Server, own_pid(), local);
+        assert!(block.advance(State::Plain, State::Active));
+        block.raise(flag::READY);
+        block.come_back();
+        block
+    });
+    blocks[1].note(Reason::ByRequest);
+    let report = report();
+    for (local, reason) in [("127.0.0.1:1071", "returned"), ("127.0.0.1:1072", "by-request")] {
+        let end = at(&report, local)[0];
+        assert_eq!((&end["fabric"], &end["reason"]), (&json!("tcp"), &json!(reason)));
     }
 }
 

@@ -7,10 +7,10 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from .series import tell
+from .servers import Folder
 from .transports import Failed
 
 QUERIES = {
@@ -28,8 +28,8 @@ WAYS = [("rpc", False), ("scatter", False), ("rpc", True), ("scatter", True), ("
 def main():
     arguments = parse()
     try:
-        with tempfile.TemporaryDirectory(prefix="thallus-demo-arrow-") as folder:
-            return demonstrate(arguments, Path(folder))
+        with Folder("thallus-demo-arrow") as folder:
+            return demonstrate(arguments, folder)
     except Failed as failure:
         tell(f"\ndemo-arrow: FAILED: {failure}")
         return 1
@@ -69,7 +69,8 @@ class Ends:
 
     def __init__(self, release, data, folder, with_library):
         self.client = release / "demo-client"
-        self.command = [release / "demo-server", "--listen", "127.0.0.1:0", "--dataset", data]
+        # It dies with this script, however that ends.
+        self.command = ["setpriv", "--pdeathsig", "TERM", release / "demo-server", "--listen", "127.0.0.1:0", "--dataset", data]
         self.stats = folder / "stats"
         self.settings = dict(os.environ)
         self.log = folder / f"server-{'library' if with_library else 'tcp'}.log"

@@ -13,5 +13,7 @@
 
 pub mod behaviours;
 pub mod calls;
+#[cfg(test)]
+mod documents;
 pub mod harness;
 pub mod side;

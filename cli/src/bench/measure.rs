@@ -18,7 +18,7 @@ use super::plan::{Transport, Variant, Workload};
 use super::role::{self, Memory, Report, Session};
 use super::socket::Endpoint;
 use super::stream;
-use crate::library;
+use crate::{library, tell};
 
 /// Seconds on the same connections before the clock starts: long enough for windows to open, and for a
 /// connection to find out whether its other side can do better than TCP.
@@ -85,18 +85,19 @@ pub(super) fn run(plan: &[Variant], rounds: u32, seconds: f64) -> anyhow::Result
     let bench = Bench { program, library, scratch: &scratch.0, seconds };
     let mut outcome = Outcome::default();
     for (index, variant) in plan.iter().enumerate() {
-        eprint!("[{}/{}] {}:", index + 1, plan.len(), variant.name());
+        tell(format_args!("[{}/{}] {}:", index + 1, plan.len(), variant.name()));
         let mut series: Vec<_> =
             variant.transports.iter().map(|&transport| Series { transport, samples: Vec::new() }).collect();
         for round in 0..rounds {
             for Series { transport, samples } in &mut series {
                 match bench.one(variant, *transport) {
                     Ok(sample) => {
-                        eprint!(" {} {}", transport.name(), Short(sample.value));
+                        tell(format_args!(" {} {}", transport.name(), Short(sample.value)));
                         samples.push(sample);
                     }
                     Err(error) => {
-                        eprintln!("\n  {} failed in round {}: {error:#}", transport.name(), round + 1);
+                        let name = transport.name();
+                        tell(format_args!("\n  {name} failed in round {}: {error:#}\n", round + 1));
                         outcome.failures.push(format!(
                             "{} over {}: {error:#}",
                             variant.name(),
@@ -106,7 +107,7 @@ pub(super) fn run(plan: &[Variant], rounds: u32, seconds: f64) -> anyhow::Result
                 }
             }
         }
-        eprintln!();
+        tell(format_args!("\n"));
         outcome.measured.push(Measured { variant: variant.clone(), series });
     }
     Ok(outcome)

@@ -36,12 +36,14 @@ mod role;
 mod socket;
 mod stream;
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use plan::Transport;
 
-/// Measures this machine: round trips, stream throughput, connections, memory.
+/// Measure this machine: round trips, stream throughput, connections, memory.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
@@ -94,12 +96,18 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         return crate::print(&names);
     }
     let machine = machine::facts();
+    let failed = || format!("can't write {}", args.json.as_deref().unwrap_or(Path::new("")).display());
+    // It may take half an hour until there is something to write.
+    let open = |path| File::options().append(true).create(true).open(path);
+    let file = args.json.as_deref().map(open).transpose().with_context(failed)?;
     let outcome = measure::run(&plan, args.rounds, args.seconds)?;
-    crate::print(&report::markdown(&machine, &outcome, args.rounds, args.seconds))?;
-    if let Some(path) = &args.json {
+    if let Some(mut file) = file {
         let json = report::json(&machine, &outcome, args.rounds, args.seconds);
-        std::fs::write(path, format!("{json:#}\n")).with_context(|| format!("write {}", path.display()))?;
+        // A pipe has no length.
+        let _ = file.set_len(0);
+        writeln!(file, "{json:#}").with_context(failed)?;
     }
+    crate::print(&report::markdown(&machine, &outcome, args.rounds, args.seconds))?;
     ensure!(outcome.failures.is_empty(), "{} measurements failed", outcome.failures.len());
     Ok(())
 }

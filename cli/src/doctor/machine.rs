@@ -275,7 +275,7 @@ pub(super) fn limits(problems: &mut Vec<Problem>) -> Limits {
     if limits.open_files.below(64) {
         problems.push(Problem::new(
             "limits",
-            "RLIMIT_NOFILE is very low, and each upgraded connection takes one descriptor more: no-fds",
+            "RLIMIT_NOFILE is very low, and a connection that looks for its peer takes one or two descriptors more: no-fds",
             "ulimit -n 65536, systemd LimitNOFILE=65536, docker run --ulimit nofile=65536",
         ));
     }

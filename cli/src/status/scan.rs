@@ -48,6 +48,7 @@ type Inode = (u64, u64);
 /// Looks at every process but this one. Fails only if `/proc` itself can't be read.
 pub(crate) fn scan() -> io::Result<Scan> {
     let mut scan = Scan::default();
+    is_mounted()?;
     for entry in read_dir("/proc")? {
         let pid = entry?.file_name().to_str().and_then(|name| name.parse().ok());
         if let Some(pid) = pid.filter(|&pid| pid != std::process::id()) {
@@ -58,11 +59,12 @@ pub(crate) fn scan() -> io::Result<Scan> {
 }
 
 impl Scan {
-    /// Looks at the process `pid` alone, so that what is found can be written to.
-    pub(crate) fn of(pid: u32) -> Self {
+    /// Looks at the process `pid` alone, so that what is found can be written to. Fails as [`scan`] does.
+    pub(crate) fn of(pid: u32) -> io::Result<Self> {
         let mut scan = Self { writes: true, ..Self::default() };
+        is_mounted()?;
         scan.look_at(pid);
-        scan
+        Ok(scan)
     }
 
     /// The live process that a block of `family` names as `pid`; `None` if it has died.
@@ -120,6 +122,11 @@ impl Scan {
     }
 }
 
+/// Without it, its folder is still there, and as empty as if no process ran.
+fn is_mounted() -> io::Result<()> {
+    read_link("/proc/self").map(drop)
+}
+
 /// Opens the arenas that the process of `folder` has open.
 fn arenas(folder: &Path, writes: bool) -> io::Result<Vec<(Inode, std::os::fd::OwnedFd)>> {
     let wanted = format!("/memfd:{MEMFD_NAME} (deleted)");
@@ -147,9 +154,14 @@ fn arenas(folder: &Path, writes: bool) -> io::Result<Vec<(Inode, std::os::fd::Ow
     Ok(arenas)
 }
 
+/// Whether there is such a process, and it has not ended.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    has_memory(Path::new(&format!("/proc/{pid}")))
+}
+
 /// Kernel threads and zombies have none, and nothing to hide.
 fn has_memory(folder: &Path) -> bool {
-    read(folder.join("cmdline")).is_ok_and(|line| !line.is_empty())
+    read(folder.join("statm")).is_ok_and(|pages| !pages.starts_with(b"0 "))
 }
 
 fn command(folder: &Path) -> Option<String> {

@@ -62,15 +62,18 @@ fn write_table(text: &mut String, rows: &[[String; 11]]) {
 
 fn write_summary(text: &mut String, report: &Report) {
     let total = report.connections.len();
-    let in_shared_memory = report.connections.iter().filter(|end| end.fabric == "shm").count();
+    let over = |fabric: &str| report.connections.iter().filter(|end| end.fabric == fabric).count();
     let processes = report.processes.len();
     if processes == 0 {
         text.push_str("No process with connections under Thallus.\n");
     } else {
         let ends = plural(total, "connection end", "connection ends");
         let processes = plural(processes, "process", "processes");
-        append(text, format_args!("{ends} in {processes}: {in_shared_memory} over shared memory, "));
-        append(text, format_args!("{} over TCP.\n", total - in_shared_memory));
+        append(text, format_args!("{ends} in {processes}: {} over shared memory, ", over("shm")));
+        if over("verbs") > 0 {
+            append(text, format_args!("{} over RDMA, ", over("verbs")));
+        }
+        append(text, format_args!("{} over TCP.\n", over("tcp")));
     }
     if report.hidden_processes > 0 {
         let processes = plural(report.hidden_processes, "process", "processes");
@@ -171,6 +174,16 @@ mod tests {
 1 process uses another version of the library and can't be shown.
 ";
         assert_eq!(render(&report), expected);
+    }
+
+    #[test]
+    fn connections_over_rdma_are_not_counted_as_tcp() {
+        let over_rdma = Connection { fabric: "verbs", ..connection(7, None) };
+        let processes = vec![ProcessSummary { pid: 7, command: "redis".to_owned(), connections: 2 }];
+        let connections = vec![over_rdma, connection(7, Some("short"))];
+        let report = Report { processes, connections, hidden_processes: 0, other_versions: 0 };
+        let text = render(&report);
+        assert!(text.ends_with(": 0 over shared memory, 1 over RDMA, 1 over TCP.\n"), "{text}");
     }
 
     #[test]

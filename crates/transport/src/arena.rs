@@ -18,6 +18,8 @@
 //! A process that dies leaves nothing to repair: every change is published by one store, and a block
 //! whose holders are all dead is found by [`Chunk::sweep`].
 
+mod request;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
@@ -33,11 +35,13 @@ use rustix::process::{Pid, Resource, getrlimit, test_kill_process};
 use crate::lock::Lock;
 use crate::reason::Reason;
 
+pub use request::{Generation, Wish};
+
 /// The memfd's name, by which `thallus status` finds a process's chunks in `/proc/PID/fd`.
 pub const MEMFD_NAME: &str = "thallus-arena";
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSa");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const BITMAP_WORDS: usize = 128;
 const HEADER_BYTES: usize = 4096;
 
@@ -54,7 +58,7 @@ const UNBORN: u32 = u32::MAX;
 /// connection is shared for ever.
 const OVERFLOW: u32 = u32::MAX - 1;
 
-/// Where a connection stands. DESIGN: `Plain → Offered → Upgraded → Closed`.
+/// Where a connection stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum State {
@@ -112,16 +116,15 @@ pub mod flag {
     pub const MOVING: u32 = 32768;
     /// A process died that held one of the locks; the kernel has the last word on what was sent.
     pub const INHERITED: u32 = 65536;
-    /// Somebody wants it on TCP (`thallus pin`). Whoever makes the next call on it sees to that, and clears this.
-    pub const UNWANTED: u32 = 131_072;
     /// Nobody knows what the bytes on TCP are: none of them is the application's.
-    pub const LOST: u32 = 262_144;
+    pub const LOST: u32 = 131_072;
 }
 
 /// One connection, as the forks of a process share it. Sizes and counts in bytes unless said otherwise.
 #[derive(Debug)]
 #[repr(C, align(512))]
 pub struct Block {
+    /// [`State`] and [`Generation`].
     state: AtomicU32,
     reason: AtomicU32,
     role: AtomicU32,
@@ -134,7 +137,9 @@ pub struct Block {
     pub owner_fd: AtomicU32,
     /// I/O calls made while in [`State::Plain`].
     pub calls: AtomicU32,
-    _pad0: [u32; 5],
+    /// The [`Generation`] that somebody wants on TCP (`thallus pin`), or 0. Whoever makes the next call on it sees to that.
+    unwanted: AtomicU32,
+    _pad0: [u32; 4],
 
     local: AddressCell,
     peer: AddressCell,
@@ -246,21 +251,9 @@ impl Block {
         self.side.store(self.side().start << 32 | end, Ordering::Release);
     }
 
-    /// Another process wants the connection on TCP, for good. True if it is there; else whoever makes the next call on it
-    /// is asked to go back, once.
-    pub fn ask_for_tcp(&self) -> bool {
-        let is_there = self.has(flag::RETURNED)
-            || self.state() == State::Pinned
-            || (self.state() == State::Plain && self.pin(Reason::ByRequest));
-        if !is_there {
-            self.raise(flag::UNWANTED);
-        }
-        is_there
-    }
-
     /// Where the connection stands.
     pub fn state(&self) -> State {
-        match self.state.load(Ordering::Acquire) {
+        match self.state.load(Ordering::Acquire) % Generation::STEP {
             0 => State::Plain,
             1 => State::Switching,
             2 => State::Active,
@@ -270,7 +263,13 @@ impl Block {
 
     /// Moves from `from` to `to`; false if the connection was not at `from`.
     pub fn advance(&self, from: State, to: State) -> bool {
-        self.state.compare_exchange(from as u32, to as u32, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        // It does not change while the caller has the connection.
+        let generation = self.generation();
+        self.exchange_state(generation.with(from), generation.with(to))
+    }
+
+    fn exchange_state(&self, from: u32, to: u32) -> bool {
+        self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// Keeps the connection on TCP for good, unless it has already left it. True if it is pinned now.
@@ -293,6 +292,12 @@ impl Block {
         if self.state() != State::Pinned {
             self.reason.store(reason as u32, Ordering::Relaxed);
         }
+    }
+
+    /// It is back on TCP. Why, if it was not the fabric or the peer, is noted afterwards.
+    pub fn come_back(&self) {
+        self.note(Reason::Returned);
+        self.raise(flag::RETURNED);
     }
 
     /// Why the connection is on TCP; [`Reason::Short`] until something better is known.
@@ -401,15 +406,21 @@ impl Block {
     }
 
     fn reset(&self, role: Role, pid: u32, fd: u32, opened_ns: u64) {
+        // The end of the former connection stays to be seen until all words are of this one.
+        let ended = self.generation().ended();
+        let behind_state = size_of_val(&self.state);
+        // SAFETY: inside the block.
+        let rest = unsafe { std::ptr::from_ref(self).cast_mut().byte_add(behind_state) };
         // SAFETY: a block is plain atomic integers, for which zero is valid, and its bit in the bitmap
         // gives it to this thread alone; readers of `thallus status` only ever load integers.
-        unsafe { std::ptr::write_bytes(std::ptr::from_ref(self).cast_mut(), 0, 1) };
+        unsafe { std::ptr::write_bytes(rest.cast::<u8>(), 0, size_of::<Self>() - behind_state) };
         self.role.store(role as u32, Ordering::Relaxed);
         self.holders[0].store(pid, Ordering::Relaxed);
         self.owner_pid.store(pid, Ordering::Relaxed);
         self.owner_fd.store(fd, Ordering::Relaxed);
         self.opened_ns.store(opened_ns, Ordering::Relaxed);
-        self.full_at.store(u64::MAX, Ordering::Release);
+        self.full_at.store(u64::MAX, Ordering::Relaxed);
+        self.state.store(ended.next().with(State::Plain), Ordering::Release);
     }
 }
 
@@ -555,8 +566,13 @@ impl Chunk {
     /// Gives a block back. Does nothing if `block` is not of this chunk.
     pub fn free(&self, block: &Block) -> bool {
         let Some(index) = self.index_of(block) else { return false };
-        self.header().bitmap[index / 64].fetch_and(!(1 << (index % 64)), Ordering::Release);
+        block.state.store(block.generation().ended().with(State::Pinned), Ordering::Release);
+        self.give_back(index);
         true
+    }
+
+    fn give_back(&self, index: usize) {
+        self.header().bitmap[index / 64].fetch_and(!(1 << (index % 64)), Ordering::Release);
     }
 
     fn index_of(&self, block: &Block) -> Option<usize> {
@@ -576,9 +592,14 @@ impl Chunk {
     pub fn sweep(&self) -> usize {
         self.blocks()
             .filter(|block| {
+                let word = block.state.load(Ordering::Acquire);
+                let ended = Generation::of(word).ended().with(State::Pinned);
                 let held = block.holders.iter().any(|holder| holder.load(Ordering::SeqCst) != 0);
-                held && block.release(0) && self.free(block)
+                // Another process may be faster, and the block be in use again.
+                held && block.release(0) && block.exchange_state(word, ended)
             })
+            .filter_map(|block| self.index_of(block))
+            .map(|index| self.give_back(index))
             .count()
     }
 }

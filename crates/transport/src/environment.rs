@@ -64,15 +64,22 @@ impl Complaints {
         parse: impl Fn(&str) -> Option<T>,
         mut apply: impl FnMut(T),
     ) {
-        let Ok(text) = var(name) else { return };
-        if text.is_empty() {
-            return;
-        }
+        let Some(text) = value(name) else { return };
         match parse(&text) {
             Some(value) => apply(value),
             None => self.add(name, &text, format!("not {wanted}; taking the default")),
         }
     }
+
+    fn read_up_to(&mut self, name: &'static str, largest: u8, setting: &mut u8) {
+        let parse = |text: &str| text.trim().parse().ok().filter(|&number| number <= largest);
+        self.read(name, &format!("a number from 0 to {largest}"), parse, |number| *setting = number);
+    }
+}
+
+/// A variable's value. An empty one is as good as none.
+fn value(name: &str) -> Option<String> {
+    var(name).ok().filter(|text| !text.is_empty())
 }
 
 /// Whether the environment switches the library off.
@@ -82,7 +89,7 @@ pub fn is_off() -> bool {
 
 /// Where to log, if anywhere.
 pub fn log(complaints: &mut Complaints) -> Option<Log> {
-    let text = var("THALLUS_LOG").ok()?;
+    let text = value("THALLUS_LOG")?;
     let (name, path) = text.split_once(':').map_or((text.as_str(), None), |(name, path)| (name, Some(path)));
     let level = level(name).unwrap_or_else(|| {
         let wrong = "the level is off, error, warn, info or debug; taking warn";
@@ -110,7 +117,7 @@ pub fn settings(mut chosen: Settings, complaints: &mut Complaints) -> Settings {
     {
         complaints.add("THALLUS", &other, "on or off; taking on");
     }
-    let fabric = var("THALLUS_FABRIC").unwrap_or_default();
+    let fabric = value("THALLUS_FABRIC").unwrap_or_default();
     let (shm, verbs) = match fabric.as_str() {
         "" | "auto" => (true, true),
         "shm" => (true, false),
@@ -127,36 +134,17 @@ pub fn settings(mut chosen: Settings, complaints: &mut Complaints) -> Settings {
         chosen.verbs.peers = peers(complaints);
         chosen.verbs.key = key(&mut chosen.verbs.peers, complaints);
     }
-    complaints.read(
-        "THALLUS_RDMA_TIMEOUT",
-        "a number from 0 to 31",
-        |text| number(text).filter(|&n| n < 32),
-        |timeout| {
-            chosen.verbs.timeout = timeout as u8;
-        },
-    );
-    complaints.read(
-        "THALLUS_RDMA_RETRY",
-        "a number from 0 to 7",
-        |text| number(text).filter(|&n| n < 8),
-        |retries| {
-            chosen.verbs.retries = retries as u8;
-        },
-    );
+    let verbs = &mut chosen.verbs;
+    complaints.read_up_to("THALLUS_RDMA_TIMEOUT", 31, &mut verbs.timeout);
+    complaints.read_up_to("THALLUS_RDMA_RETRY", 7, &mut verbs.retries);
+    complaints.read_up_to("THALLUS_RDMA_SL", 15, &mut verbs.service_level);
     complaints.read("THALLUS_RDMA_ORDER", "one-write or two-writes", order, |order| {
         chosen.verbs.order = Some(order)
     });
-    complaints.read(
-        "THALLUS_RDMA_SL",
-        "a number from 0 to 15",
-        |text| number(text).filter(|&n| n < 16),
-        |level| {
-            chosen.verbs.service_level = level as u8;
-        },
-    );
     complaints.read("THALLUS_PORTS", "a list such as 5432,8000-8100", ports, |ports| chosen.ports = ports);
-    complaints.read("THALLUS_UPGRADE_AFTER", "a number of calls from 1", number, |calls| {
-        chosen.upgrade_after = u32::try_from(calls).unwrap_or(u32::MAX).max(1);
+    let calls = |text: &str| number(text).filter(|&calls| calls > 0);
+    complaints.read("THALLUS_UPGRADE_AFTER", "a number of calls from 1", calls, |calls| {
+        chosen.upgrade_after = u32::try_from(calls).unwrap_or(u32::MAX);
     });
     complaints.read("THALLUS_SPIN_US", "a number of microseconds", number, |us| {
         chosen.spin_ns = us.saturating_mul(1000)
@@ -174,7 +162,7 @@ fn peers(complaints: &mut Complaints) -> Vec<Rule> {
     let wanted = "a list such as 10.0.0.0/24:5432,10.1.2.3";
     complaints.read("THALLUS_PEERS", wanted, Rule::parse_list, |list| rules = list);
     let name = "THALLUS_PEERS_FILE";
-    if let Ok(path) = var(name) {
+    if let Some(path) = value(name) {
         let read = std::fs::read_to_string(&path).map(|text| {
             let lines: Vec<_> = text.lines().map(|line| line.split('#').next().unwrap_or_default()).collect();
             Rule::parse_list(&lines.join("\n"))
@@ -191,7 +179,7 @@ fn peers(complaints: &mut Complaints) -> Vec<Rule> {
 /// The shared key. One that is asked for and can't be read leaves nobody to greet: unsigned greetings would be worse.
 fn key(peers: &mut Vec<Rule>, complaints: &mut Complaints) -> Option<Vec<u8>> {
     let name = "THALLUS_KEY_FILE";
-    let path = var(name).ok().filter(|path| !path.is_empty())?;
+    let path = value(name)?;
     match std::fs::read(&path) {
         Ok(key) if !key.trim_ascii().is_empty() => return Some(key.trim_ascii().to_vec()),
         Ok(_) => complaints.add(name, &path, "it is empty; staying on TCP with other hosts"),

@@ -62,14 +62,14 @@ impl Connection {
     /// Whether the fabric has failed, or somebody wants the connection back on TCP, so that [`Self::mend`] has something to
     /// do.
     pub fn is_failing(&self) -> bool {
-        self.block.has(flag::UNWANTED)
+        self.block.is_unwanted()
             || self.segment().is_some_and(|segment| segment.has_failed() || self.is_asked_back(segment))
     }
 
     /// Goes back to TCP if the fabric has failed, or that is wanted.
     #[cold]
     pub fn mend(&self, fd: i32) {
-        if self.block.lower(flag::UNWANTED) {
+        if self.block.take_request() {
             self.obey(fd);
         }
         let Some(segment) = self.segment() else { return };
@@ -149,7 +149,7 @@ impl Connection {
         let seen = incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED;
         let kept = self.keep_what_came(fd, segment);
         segment.take_down();
-        block.raise(flag::RETURNED);
+        block.come_back();
         incoming.rare.0.switched_at.store(NOT_SWITCHED, Ordering::SeqCst);
         incoming.rung.0.count.store(block.drained.load(Ordering::Relaxed), Ordering::Relaxed);
         block.recv_switched.store(0, Ordering::SeqCst);

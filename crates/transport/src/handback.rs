@@ -55,7 +55,7 @@ impl Connection {
     /// Keeps the connection on TCP, or takes it back there, because of what the application is about to do: from now on
     /// the kernel alone serves it. False if that can't be.
     pub fn settle(&self, fd: i32, reason: Reason) -> bool {
-        self.pin(fd, reason) || self.hand_back(fd)
+        self.pin(fd, reason) || self.hand_back(fd, reason)
     }
 
     /// Goes back to TCP because somebody wants that, if it can be done now without waiting for the peer.
@@ -66,7 +66,11 @@ impl Connection {
         }
         let Some(segment) = self.segment() else { return };
         if segment.link().is_some() {
-            return self.leave_fabric(fd);
+            self.leave_fabric(fd);
+            if self.block.has(flag::RETURNED) {
+                self.block.note(Reason::ByRequest);
+            }
+            return;
         }
         let _uninterrupted = Uninterrupted::begin();
         let Ok(_receiving) = self.lock_receiving(fd) else { return };
@@ -76,10 +80,12 @@ impl Connection {
         }
         if !segment.incoming().is_empty() {
             // Once it has been read.
-            return self.block.raise(flag::UNWANTED);
+            return self.block.ask_again();
         }
-        if let Ok(_sending) = self.lock_sending(fd) {
-            self.go_back_first(fd, segment);
+        if let Ok(_sending) = self.lock_sending(fd)
+            && self.go_back_first(fd, segment)
+        {
+            self.block.note(Reason::ByRequest);
         }
     }
 
@@ -101,7 +107,7 @@ impl Connection {
     }
 
     #[cold]
-    fn hand_back(&self, fd: i32) -> bool {
+    fn hand_back(&self, fd: i32, reason: Reason) -> bool {
         let _uninterrupted = Uninterrupted::begin();
         let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return false };
         let Ok(_receiving) = self.lock_receiving(fd) else { return false };
@@ -114,6 +120,7 @@ impl Connection {
             if !self.go_back_first(fd, segment) {
                 return false;
             }
+            self.block.note(reason);
         }
         // What is in the side buffer only a hook can give to the application.
         self.greet(fd, segment) && self.side_length() == 0 && !self.block.has(flag::BELLS_FIRST)
@@ -318,7 +325,7 @@ impl Connection {
     /// Both directions of this side are on TCP from now on.
     fn be_back(&self, fd: i32, segment: &Segment) {
         segment.take_down();
-        self.block.raise(flag::RETURNED);
+        self.block.come_back();
         self.block.recv_switched.store(0, Ordering::SeqCst);
         self.block.send_switched.store(0, Ordering::SeqCst);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.

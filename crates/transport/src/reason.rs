@@ -104,6 +104,8 @@ reasons! {
     ByRequest = 34 => "by-request",
     /// One side's device is iWARP, the other's is not.
     OtherTransport = 35 => "other-transport",
+    /// It had left TCP: the fabric failed, the process forked, or the peer went back.
+    Returned = 36 => "returned",
 }
 
 impl fmt::Display for Reason {

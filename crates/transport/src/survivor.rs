@@ -91,7 +91,7 @@ impl Connection {
         self.block.raise(flag::INHERITED);
         if self.block.has(flag::MOVING) {
             // Nobody knows how much of it the peer has.
-            self.block.raise(flag::RETURNED);
+            self.block.come_back();
             return self.lose(fd);
         }
         if self.block.send_switched.load(Ordering::Acquire) != 0 {

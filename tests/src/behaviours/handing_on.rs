@@ -28,39 +28,23 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::connected("to_a_shimmed_program_after_the_upgrade", after_upgrade_shimmed, asks_after)
         .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::whole("to_another_process_with_rights", passed, asks, Tally::Total(1))
+    Behaviour::whole("to_another_process_with_rights", passes, asks, Tally::Total(1))
         .alone(&["passed-to-process"])
         .limitation_if_named(PINNED_TOO_LATE)
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
-    Behaviour::connected("to_another_process_after_the_upgrade", passed_after, asks_after)
-        .alone(&["passed-to-process"])
+    passed("to_another_process_after_the_upgrade", passed_after, asks_after)
         .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::connected("to_another_process_with_unread_bytes", passed_unread, sends_before_it_is_passed)
-        .alone(&["passed-to-process"])
+    passed("to_another_process_with_unread_bytes", passed_unread, sends_before_it_is_passed)
         .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::connected("to_another_process_with_a_bell_unread", passed_once_woken, wakes_and_asks)
-        .alone(&["passed-to-process"])
+    passed("to_another_process_with_a_bell_unread", passed_once_woken, wakes_and_asks)
         .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::connected(
-        "to_another_process_with_much_unread",
-        passed_much_unread,
-        sends_much_before_it_is_passed,
-    )
-    .alone(&["passed-to-process"])
-    .limitation("**Bytes that the peer has sent and this side has not read**"),
-    Behaviour::connected("a_peer_with_much_under_way_goes_on", tries_to_pass, is_not_blocked)
-        .alone(&["passed-to-process"])
-        .tally(Tally::Upgraded(1), Tally::Upgraded(1)),
-    Behaviour::connected("to_another_process_after_the_end", passed_after_the_end, ends_before_it_is_passed)
-        .alone(&["passed-to-process"])
+    passed("to_another_process_with_much_unread", passed_much_unread, sends_much_before_it_is_passed)
+        .limitation("**Bytes that the peer has sent and this side has not read**"),
+    passed("a_peer_with_much_under_way_goes_on", tries_to_pass, is_not_blocked),
+    passed("to_another_process_after_the_end", passed_after_the_end, ends_before_it_is_passed)
         .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::connected(
-        "to_another_process_after_the_close",
-        passed_after_the_end,
-        closes_before_it_is_passed,
-    )
-    .alone(&["passed-to-process"])
-    .tally(Tally::Unknown, Tally::Upgraded(1)),
+    passed("to_another_process_after_the_close", passed_after_the_end, closes_before_it_is_passed)
+        .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::whole("in_mid_stream", hands_on_in_mid_stream, streams_through, Tally::Unknown)
         .alone(&["passed-to-process"])
         .tally(Tally::Unknown, Tally::AtLeast(RUNS / 2, RUNS)),
@@ -86,12 +70,13 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Mixed(0, &[("oob", 1)]), Tally::Mixed(0, &[("oob", 1)])),
 ];
 
+/// An upgraded connection is passed on by `SCM_RIGHTS`.
+const fn passed(name: &'static str, left: fn(&Side, Fd), right: fn(&Side, Fd)) -> Behaviour {
+    Behaviour::connected(name, left, right).alone(&["passed-to-process"])
+}
+
 fn asks(side: &Side) {
-    let fd = side.connect();
-    request_echoes(fd, 60, 3000);
-    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
-    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
-    side.sync("done");
+    asks_after(side, side.connect());
 }
 
 fn asks_after(side: &Side, fd: Fd) {
@@ -177,7 +162,7 @@ fn receiver(local: Fd, remote: Fd) -> calls::Child {
     })
 }
 
-fn passed(side: &Side) {
+fn passes(side: &Side) {
     let (local, remote) = calls::unix_pair().expect("socketpair");
     let child = receiver(local, remote);
     let fd = accept_one(side);

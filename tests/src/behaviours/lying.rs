@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use thallus_transport::arena::flag;
 
-use super::peers::{echo, own_connections, request_echoes};
+use super::peers::{echo, own_blocks, request_echoes};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Fd, quietly};
 use crate::say;
@@ -233,8 +233,10 @@ struct Liar {
 
 impl Liar {
     fn find() -> Option<Self> {
-        let mut left_tcp = 0;
-        own_connections(|block| left_tcp += u32::from(block.has(flag::READY)));
+        let left_tcp = own_blocks()
+            .into_iter()
+            .filter(|block| block.connection().is_some() && block.has(flag::READY))
+            .count();
         if left_tcp == 0 {
             return None;
         }

@@ -98,15 +98,16 @@ pub(super) fn request_echoes(fd: Fd, rounds: usize, largest: usize) {
     }
 }
 
-/// Looks at the connections in this process's arenas, as `thallus pin` does. Without the library there are none.
-pub(super) fn own_connections(mut look: impl FnMut(&Block)) {
+/// The blocks of this process's arenas, at which `thallus pin` looks. Without the library there are none.
+pub(super) fn own_blocks() -> Vec<&'static Block> {
     let name = format!("/memfd:{MEMFD_NAME} (deleted)");
     let arenas = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten().filter(|entry| {
         std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == name.as_str())
     });
-    for arena in arenas {
+    let blocks = arenas.flat_map(|arena| {
         let file = OpenOptions::new().read(true).write(true).open(arena.path()).expect("our own arena");
         let chunk = Chunk::inspect(file.into(), true).expect("an arena");
-        chunk.blocks().for_each(&mut look);
-    }
+        chunk.blocks().collect::<Vec<_>>()
+    });
+    blocks.collect()
 }

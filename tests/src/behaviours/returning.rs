@@ -2,9 +2,12 @@
 
 use std::process::Command;
 
+use thallus_transport::arena::flag;
+use thallus_transport::reason::Reason;
+
 use super::Behaviour;
 use super::Tally;
-use super::peers::{echo, own_connections, request_echoes, send_all};
+use super::peers::{echo, own_blocks, request_echoes, send_all};
 use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{Pattern, Side, receive_exactly, receive_pattern, send_pattern};
@@ -139,6 +142,9 @@ fn asks_for_tcp(side: &Side) {
     request_echoes(fd, 100, 3000);
     ask_for_tcp();
     request_echoes(fd, 100, 3000);
+    for block in own_blocks().iter().filter(|block| block.has(flag::RETURNED)) {
+        assert_eq!(block.reason(), Reason::ByRequest);
+    }
     say!("200 echoes");
 }
 
@@ -165,7 +171,9 @@ fn answer_echoes(fd: Fd, rounds: usize, largest: usize) {
 
 /// Asks for it as `thallus pin` does.
 fn ask_for_tcp() {
-    own_connections(|block| {
-        block.ask_for_tcp();
-    });
+    for block in own_blocks() {
+        if let Some(connection) = block.connection() {
+            block.ask_for_tcp(connection);
+        }
+    }
 }
