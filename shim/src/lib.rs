@@ -17,4 +17,6 @@ mod ops;
 mod real;
 mod stats;
 mod table;
+#[cfg(target_arch = "x86_64")]
+mod unwind;
 mod version;
