@@ -23,6 +23,8 @@ macro_rules! log {
 mod cursor;
 mod dataset;
 mod encoding;
+mod incoming;
+mod rows;
 mod server;
 mod session;
 mod sql;
@@ -41,6 +43,9 @@ use signal_hook::iterator::Signals;
 
 use crate::dataset::Dataset;
 use crate::server::{Limits, Server};
+
+/// How long the server waits for its queries once it is to end.
+const LEAVING: Duration = Duration::from_secs(5);
 
 /// Answers SQL on the data files of a folder. Queries only read: see docs/columns.md.
 #[derive(Debug, Parser)]
@@ -104,6 +109,13 @@ fn run(arguments: &Arguments) -> Result<()> {
     let signalled = server.clone();
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         if signals.forever().next().is_some() {
+            // If there is no thread for it, queries are waited for.
+            let _ = std::thread::Builder::new().name("impatience".into()).spawn(|| {
+                std::thread::sleep(LEAVING);
+                log!("a query can't be interrupted; the server ends without it");
+                // Without what exit(3) runs, while threads of DuckDB are at work.
+                signal_hook::low_level::exit(0);
+            });
             signalled.close();
             std::process::exit(0);
         }

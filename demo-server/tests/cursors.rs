@@ -7,6 +7,7 @@ mod support;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use support::{Server, Steps, dataset, signal};
@@ -149,6 +150,38 @@ fn a_client_that_does_not_read_its_batches_loses_its_connection() {
 }
 
 #[test]
+fn a_client_that_says_nothing_loses_its_connection() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--idle", "1"]);
+    let mut busy = Steps::connect(&server);
+    busy.init(HARD);
+    Steps::connect(&server).assert_closed();
+    server.logged(&["has said nothing for 1 s"]);
+    // Nor does half a frame keep it.
+    let mut half = TcpStream::connect(&server.address).unwrap();
+    half.write_all(&Frame::hello().encode(0).unwrap()).unwrap();
+    half.write_all(&[0; 3]).unwrap();
+    server.logged(&["a frame is not complete after 1 s"]);
+    // Meanwhile the one whose query has no result yet was let alone.
+    busy.init("SELECT 1");
+    assert!(matches!(busy.next(), Frame::Opened { .. }));
+}
+
+#[test]
+fn long_strings_travel_in_many_frames() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let sql = "SELECT range AS i, repeat('x', 40000) AS s FROM range(2048)";
+    for transport in ["scatter", "rpc"] {
+        let summary = server.run(&["--sql", sql, "--summary", "--transport", transport]).summary();
+        assert_eq!(summary["rows"], 2048);
+        assert!(summary["bytes"].as_u64().unwrap() > 80_000_000, "{summary}");
+        // Of little more than 4 MiB each; in DuckDB it is one chunk.
+        assert!((10..=20).contains(&summary["batches"].as_u64().unwrap()), "{summary}");
+    }
+}
+
+#[test]
 fn ctrl_c_cancels_on_the_server() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
@@ -217,8 +250,23 @@ fn what_is_not_the_protocol_ends_that_connection_only() {
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
         server.logged(&["client", "; 0 queries are running"]);
     }
+    let failure = client.open("SELECT 1 \0; DROP VIEW pairs").unwrap_err();
+    assert_eq!(failure.code, Code::Query, "{failure:?}");
     let cursor = client.open("FROM pairs").unwrap();
     assert_eq!(client.drain(cursor), 1);
+}
+
+/// Structs in structs take DuckDB minutes to plan, and nothing interrupts that.
+#[test]
+fn a_server_that_is_told_to_ends_also_while_a_query_is_planned() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let mut client = Steps::connect(&server);
+    client.init(&format!("SELECT {}1{}", "ROW(".repeat(900), ")".repeat(900)));
+    server.worked(Duration::from_secs(1));
+    signal(&server.process, Signal::TERM);
+    server.logged(&["a query can't be interrupted"]);
+    server.stop();
 }
 
 #[test]

@@ -53,6 +53,15 @@ fn queries_only_read_and_only_the_dataset() {
         (format!("FROM '{secret}'"), files),
         (format!("FROM read_csv('{secret}')"), files),
         (format!("FROM '{data}/../../secret.csv'"), files),
+        (format!("FROM '{data}/../../data/../secret.csv'"), files),
+        (format!("FROM read_csv(['{data}', '{secret}'])"), files),
+        (format!("FROM read_csv('file://{secret}')"), files),
+        ("FROM read_csv('http://127.0.0.1:1/x.csv')".to_owned(), files),
+        ("FROM read_csv('/dev/stdin')".to_owned(), files),
+        (format!("EXPLAIN ANALYZE FROM read_csv('{secret}')"), files),
+        (format!("WITH x AS (SELECT (SELECT count(*) FROM read_csv('{secret}'))) FROM x"), files),
+        (format!("SELECT read_text('{secret}')"), "table function"),
+        ("SELECT getenv('HOME')".to_owned(), "getenv"),
         ("FROM read_parquet('/etc/*')".to_owned(), files),
         (format!("FROM read_text('{secret}')"), "table function \"read_text\""),
         ("FROM glob('/etc/*')".to_owned(), "table function \"glob\""),
@@ -71,6 +80,9 @@ fn queries_only_read_and_only_the_dataset() {
         ("CREATE TABLE t AS SELECT 1".to_owned(), "only reads"),
         ("INSERT INTO types.other VALUES (2)".to_owned(), "only reads"),
         ("DETACH types".to_owned(), "only reads"),
+        ("RESET lock_configuration".to_owned(), "only reads"),
+        ("PRAGMA database_list".to_owned(), "only reads"),
+        ("PREPARE p AS SELECT 1".to_owned(), "only reads"),
     ] {
         assert_failed(&server.run(&["--sql", &sql]), &[word]);
     }
@@ -123,7 +135,7 @@ fn memory_is_limited_and_running_out_of_it_is_an_error() {
 fn a_dataset_that_is_none_is_told_at_the_start() {
     let folder = dataset();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    for name in ["empty", "same", "broken", "own"] {
+    for name in ["empty", "same", "broken", "own", "link"] {
         fs::create_dir(path(name)).unwrap();
     }
     fs::write(path("empty/notes.txt"), "").unwrap();
@@ -131,6 +143,7 @@ fn a_dataset_that_is_none_is_told_at_the_start() {
     fs::write(path("same/A.parquet"), "").unwrap();
     fs::write(path("broken/a.parquet"), "this is no Parquet file").unwrap();
     fs::write(path("own/temp.csv"), "x\n1\n").unwrap();
+    symlink("../secret.csv", path("link/inside.csv")).unwrap();
     for (name, words) in [
         ("missing", &["missing", "No such file or directory"][..]),
         ("secret.csv", &["secret.csv", "Not a directory"]),
@@ -138,6 +151,7 @@ fn a_dataset_that_is_none_is_told_at_the_start() {
         ("same", &["a.csv", "A.parquet", "the same name"]),
         ("broken", &["a.parquet", "No magic bytes found"]),
         ("own", &["temp.csv", "DuckDB's own"]),
+        ("link", &["link/inside.csv leads out of the folder", "secret.csv"]),
     ] {
         let outcome =
             Outcome::of(server_program().args(["--listen", "127.0.0.1:0", "--dataset", &path(name)]));

@@ -120,7 +120,7 @@ pub(crate) fn client_program() -> Command {
 
 /// A server that ends with its value.
 pub(crate) struct Server {
-    process: Child,
+    pub(crate) process: Child,
     pub(crate) address: String,
     log: Receiver<String>,
 }
@@ -155,6 +155,21 @@ impl Server {
                 return line;
             }
             seen.push(line);
+        }
+    }
+
+    /// Waits until the server has used so much time of a CPU.
+    pub(crate) fn worked(&self, time: Duration) {
+        let ticks = |field: usize| {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap();
+            // See proc_pid_stat(5): user time is field 14, system time 15; the name, which ends with `)`, field 2.
+            let fields = stat.rsplit_once(") ").unwrap().1;
+            fields.split(' ').nth(field - 3).unwrap().parse::<u64>().unwrap()
+        };
+        let wanted =
+            ticks(14) + ticks(15) + time.as_millis() as u64 * rustix::param::clock_ticks_per_second() / 1000;
+        while ticks(14) + ticks(15) < wanted {
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 
