@@ -6,14 +6,9 @@ use duckdb::{Connection, InterruptHandle};
 use thallus_columnar::scan::{Code, CursorId, Failure, Frame, RequestId};
 use uuid::Uuid;
 
-use crate::encoding::{Encoding, Tail, Tails};
-use crate::rows::{Rows, own};
+use crate::encoding::{END, Encoding, Tail, Tails};
+use crate::rows::{BYTES, CHUNKS, Rows, own};
 use crate::session::Session;
-
-/// A frame holds DuckDB's chunks, of 2,048 rows each, up to this number …
-const CHUNKS: usize = 64;
-/// … or until it has so many bytes.
-const BYTES: usize = 4 << 20;
 
 /// Why a query ends before its result does.
 #[derive(Clone, Debug)]
@@ -111,6 +106,10 @@ pub(crate) fn run(
     let outcome = stream(session, query, &connection, sql, encoding, &mut cursor);
     drop(connection);
     let mut state = session.state();
+    if encoding == Encoding::Stream && cursor.is_some() {
+        // A failure closes the connection, as below.
+        let _ = session.send_tail(&mut state, &END);
+    }
     let end = match (outcome, query.stopped(), cursor) {
         // Nobody listens any more; or the cursor's end was sent when it expired.
         (_, Some(Stop::Finalized(_) | Stop::Gone | Stop::Expired), _) => None,
@@ -150,7 +149,14 @@ fn stream(
     encoding: Encoding,
     cursor: &mut Option<CursorId>,
 ) -> Result<(), Failure> {
-    let mut rows = Rows::select(connection, sql)?;
+    let held = match &session.server.store {
+        Some(store) => Some(store.result(connection, sql)?),
+        None => None,
+    };
+    let mut rows = match &held {
+        Some(held) => Rows::of(held),
+        None => Rows::select(connection, sql)?,
+    };
     let mut tails = Tails::new(encoding, rows.schema()).map_err(|error| own(&error.to_string()))?;
 
     let id = CursorId(*Uuid::new_v4().as_bytes());
@@ -161,7 +167,14 @@ fn stream(
         query.update(|progress| progress.cursor = Some(id));
         session.name(&mut state, query, id);
         *cursor = Some(id);
-        if let Err(error) = session.send(&mut state, &frame, &tails.take()) {
+        let schema = tails.take();
+        let sent = match encoding {
+            Encoding::Stream => session
+                .send(&mut state, &frame, &Tail::None)
+                .and_then(|()| session.send_tail(&mut state, &schema)),
+            _ => session.send(&mut state, &frame, &schema),
+        };
+        if let Err(error) = sent {
             query.lost(&error);
             return Ok(());
         }
@@ -173,14 +186,22 @@ fn stream(
             return Ok(());
         }
         let tail = tails.take();
-        let credit = session.wait(query, |state| state.books.batch(id, session.server.now()));
+        // A plain stream has no credits: the connection itself says when it is full.
+        let credit = session.wait(query, |state| match encoding {
+            Encoding::Stream => Some(None),
+            _ => state.books.batch(id, session.server.now()).map(Some),
+        });
         let Some((mut state, frame)) = credit else {
             if query.stopped().is_none() {
                 query.lost(&anyhow::anyhow!("the connection is closed"));
             }
             return Ok(());
         };
-        if let Err(error) = session.send(&mut state, &frame, &tail) {
+        let sent = match frame {
+            Some(frame) => session.send(&mut state, &frame, &tail),
+            None => session.send_tail(&mut state, &tail),
+        };
+        if let Err(error) = sent {
             query.lost(&error);
             return Ok(());
         }

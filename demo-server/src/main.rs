@@ -23,6 +23,7 @@ macro_rules! log {
 mod cursor;
 mod dataset;
 mod encoding;
+mod flight;
 mod incoming;
 mod rows;
 mod server;
@@ -42,6 +43,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::dataset::Dataset;
+use crate::rows::Store;
 use crate::server::{Limits, Server};
 
 /// How long the server waits for its queries once it is to end.
@@ -54,6 +56,10 @@ struct Arguments {
     /// Where to listen; with port 0 the kernel chooses one. The address is printed
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7575")]
     listen: SocketAddr,
+
+    /// Listen for Arrow Flight, too. The address is printed in a second line
+    #[arg(long, value_name = "ADDR:PORT")]
+    flight_listen: Option<SocketAddr>,
 
     /// A folder: its .parquet, .csv and .duckdb files become views of the same name
     #[arg(long, value_name = "DIR")]
@@ -78,6 +84,10 @@ struct Arguments {
     /// How long a cursor waits for its client, and a batch for being taken off
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     idle: u64,
+
+    /// Keep every result in memory, and answer the same query from there: for measurements of the transport alone
+    #[arg(long)]
+    transport_alone: bool,
 }
 
 fn main() -> ExitCode {
@@ -92,9 +102,8 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<()> {
     let dataset = Dataset::open(&arguments.dataset, arguments.memory.as_deref())?;
-    let listener = TcpListener::bind(arguments.listen)
-        .with_context(|| format!("can't listen on {}", arguments.listen))?;
-    let address = listener.local_addr().context("the address listened on")?;
+    let (listener, mut addresses) = listen(arguments.listen)?;
+    let flight = arguments.flight_listen.map(listen).transpose()?;
 
     let server = Arc::new(Server::new(
         dataset,
@@ -104,6 +113,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             clients: arguments.max_clients,
             idle: Duration::from_secs(arguments.idle),
         },
+        arguments.transport_alone.then(Store::default),
     ));
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signal handlers")?;
     let signalled = server.clone();
@@ -121,7 +131,18 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
     })?;
 
+    if let Some((listener, address)) = flight {
+        flight::start(server.clone(), listener)?;
+        addresses = format!("{addresses}\n{address}");
+    }
     let mut output = std::io::stdout();
-    writeln!(output, "{address}").and_then(|()| output.flush()).context("standard output")?;
+    writeln!(output, "{addresses}").and_then(|()| output.flush()).context("standard output")?;
     server.serve(&listener)
+}
+
+/// A listener, and where it listens.
+fn listen(address: SocketAddr) -> Result<(TcpListener, String)> {
+    let listener = TcpListener::bind(address).with_context(|| format!("can't listen on {address}"))?;
+    let address = listener.local_addr().context("the address listened on")?;
+    Ok((listener, address.to_string()))
 }

@@ -20,15 +20,18 @@ use crate::server::Server;
 /// What a client of the baseline sends before its first frame (docs/wire-scan.md).
 const BASELINE: &[u8; HEADER] = b"thallus baseline";
 
+/// What one sends that wants plain IPC streams.
+const STREAM: &[u8; HEADER] = b"thallus streamed";
+
 /// Time for a client to say HELLO.
 const GREETING: Duration = Duration::from_secs(10);
 
 /// DuckDB plans by recursion: 900 common table expressions, each of which reads from the one before, overflow 2 MiB. Only
 /// what is used takes memory. [`sql::LENGTH`](crate::sql::LENGTH) bounds the depth.
-const STACK: usize = 256 << 20;
+pub(crate) const STACK: usize = 256 << 20;
 
 /// An interrupt is forgotten by a query that begins after it, so it is repeated.
-const AGAIN: Duration = Duration::from_millis(20);
+pub(crate) const AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -92,8 +95,9 @@ impl Session {
             Begin::Silence => bail!("has said nothing for {} s", GREETING.as_secs()),
             Begin::End => return Ok(()),
         };
-        if &first == BASELINE {
-            encoding = Encoding::Contiguous;
+        let other = [(BASELINE, Encoding::Contiguous), (STREAM, Encoding::Stream)];
+        if let Some((_, wanted)) = other.iter().find(|(preface, _)| **preface == first) {
+            encoding = *wanted;
             let Begin::Header(header) = incoming.begin(GREETING)? else {
                 bail!("no frame after the preface")
             };
@@ -121,6 +125,9 @@ impl Session {
     fn received(self: &Arc<Self>, frame: Frame, encoding: Encoding) -> Result<()> {
         let mut state = self.state();
         state.quiet_since = self.server.now();
+        if encoding == Encoding::Stream && matches!(frame, Frame::Init { .. }) && !state.queries.is_empty() {
+            bail!("a request in the midst of a stream");
+        }
         match state.books.received(frame, self.server.now())? {
             Action::Open { request, dataset, sql } => {
                 if let Err(failure) = self.open(&mut state, request, dataset, sql, encoding) {
@@ -241,11 +248,23 @@ impl Session {
     ///
     /// Those of the socket. Nothing can be sent after one, and the session ends.
     pub(crate) fn send(&self, state: &mut State, frame: &Frame, tail: &Tail) -> Result<()> {
+        let head = frame.encode(tail.len() as u64)?;
+        self.write(state, std::iter::once(&head[..]).chain(tail.slices()))
+    }
+
+    /// Sends what belongs to no frame.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::send`].
+    pub(crate) fn send_tail(&self, state: &mut State, tail: &Tail) -> Result<()> {
+        self.write(state, tail.slices())
+    }
+
+    fn write<'a>(&self, state: &mut State, slices: impl Iterator<Item = &'a [u8]>) -> Result<()> {
         if state.closed {
             bail!("the connection is closed");
         }
-        let head = frame.encode(tail.len() as u64)?;
-        let slices = std::iter::once(&head[..]).chain(tail.slices());
         let Err(error) = write_all_vectored(&mut &self.stream, slices) else { return Ok(()) };
         state.closed = true;
         // Ends the reader; if it fails, the connection has gone already.

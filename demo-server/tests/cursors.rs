@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use support::{Server, Steps, dataset, signal};
+use support::{Server, Steps, TRANSPORTS, dataset, signal};
 use thallus_columnar::scan::{Code, Frame};
 
 /// More than anybody will read.
@@ -121,7 +121,7 @@ fn a_cursor_that_nobody_asks_for_expires() {
 fn a_client_that_dies_releases_everything() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
-    for transport in ["scatter", "rpc"] {
+    for transport in TRANSPORTS {
         let mut command = server.client(&["--sql", ENDLESS, "--out", "-", "--transport", transport]);
         let mut client = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -136,6 +136,12 @@ fn a_client_that_dies_releases_everything() {
     client.init(HARD);
     drop(client);
     server.logged(&["no cursor: client gone", "0 queries are running"]);
+    let mut client = server.client(&["--sql", HARD, "--transport", "flight"]).spawn().unwrap();
+    server.logged(&["connected", "with Arrow Flight"]);
+    server.worked(Duration::from_millis(500));
+    client.kill().unwrap();
+    client.wait().unwrap();
+    server.logged(&["client gone", "0 queries are running"]);
     server.run(&["--sql", "FROM pairs"]).assert_ok();
 }
 
@@ -185,7 +191,7 @@ fn long_strings_travel_in_many_frames() {
 fn ctrl_c_cancels_on_the_server() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
-    for transport in ["scatter", "rpc"] {
+    for transport in TRANSPORTS {
         let mut command = server.client(&["--sql", ENDLESS, "--out", "-", "--transport", transport]);
         let mut client = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(client.stdout.take().unwrap());
@@ -196,7 +202,9 @@ fn ctrl_c_cancels_on_the_server() {
             scope.spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
             assert_eq!(client.wait().unwrap().code(), Some(130));
         });
-        server.logged(&["cancelled", "0 queries are running"]);
+        // Arrow Flight has no other way than to drop the stream.
+        let how = if transport == "flight" { "client gone" } else { "cancelled" };
+        server.logged(&[how, "0 queries are running"]);
     }
 }
 
@@ -204,11 +212,13 @@ fn ctrl_c_cancels_on_the_server() {
 fn ctrl_c_ends_a_query_that_has_not_answered() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
-    let mut client = server.client(&["--sql", HARD]).spawn().unwrap();
-    server.logged(&["connected"]);
-    signal(&client, Signal::INT);
-    assert_eq!(client.wait().unwrap().code(), Some(130));
-    server.logged(&["gone; 0 queries are running"]);
+    for transport in TRANSPORTS {
+        let mut client = server.client(&["--sql", HARD, "--transport", transport]).spawn().unwrap();
+        server.logged(&["connected"]);
+        signal(&client, Signal::INT);
+        assert_eq!(client.wait().unwrap().code(), Some(130));
+        server.logged(&["gone; 0 queries are running"]);
+    }
 }
 
 #[test]
@@ -225,7 +235,7 @@ fn clients_do_not_wait_for_each_other() {
         command.stdout(Stdio::piped());
         command
     };
-    let clients = ["scatter", "rpc", "scatter"].map(|transport| command(transport).spawn().unwrap());
+    let clients = TRANSPORTS.map(|transport| command(transport).spawn().unwrap());
     let sums = clients.map(|client| {
         let output = client.wait_with_output().unwrap();
         assert!(output.status.success());
@@ -234,6 +244,49 @@ fn clients_do_not_wait_for_each_other() {
     });
     assert!(sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
     assert!(one.drain(cursor) >= 23);
+}
+
+#[test]
+fn flight_has_the_same_limits() {
+    let folder = dataset();
+    let options = ["--max-cursors", "1", "--max-queries", "2", "--max-clients", "2", "--idle", "2"];
+    let server = Server::start(&folder, &options);
+    let endless = || {
+        let mut command = server.client(&["--sql", ENDLESS, "--out", "-", "--transport", "flight"]);
+        let mut client = command.stdout(Stdio::piped()).spawn().unwrap();
+        // It takes no more than what it can write, which nobody reads.
+        let mut output = BufReader::new(client.stdout.take().unwrap());
+        output.read_line(&mut String::new()).unwrap();
+        (client, output)
+    };
+    let refused = |word: &str| {
+        let outcome = server.run(&["--sql", "SELECT 1", "--transport", "flight"]);
+        assert_eq!(outcome.status, Some(1), "{outcome:?}");
+        assert!(outcome.errors.contains(word), "{outcome:?}");
+    };
+    let mut steps = Steps::connect(&server);
+    steps.open(ENDLESS).unwrap();
+    assert_eq!(steps.open(ENDLESS).unwrap_err().code, Code::Limit);
+    let (mut client, output) = endless();
+    refused("transport error");
+    server.logged(&["2 clients are connected"]);
+    drop(output);
+    client.wait().unwrap();
+    server.logged(&["client gone", "1 queries are running"]);
+
+    let mut other = Steps::connect(&server);
+    other.open(ENDLESS).unwrap();
+    drop(steps);
+    server.logged(&["gone; 1 queries are running"]);
+    let mut third = Steps::connect(&server);
+    third.open(ENDLESS).unwrap();
+    drop(other);
+    server.logged(&["gone; 1 queries are running"]);
+    server.run(&["--sql", "FROM pairs", "--transport", "flight"]).assert_ok();
+    // A connection that says nothing is closed.
+    let mut silent = TcpStream::connect(&server.flight).unwrap();
+    server.logged(&["has said nothing for 2 s"]);
+    let _ = std::io::copy(&mut silent, &mut std::io::sink());
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod support;
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use support::{Outcome, Server, client_program, dataset, server_program};
+use support::{Outcome, Server, TRANSPORTS, client_program, dataset, server_program};
 
 fn assert_failed(outcome: &Outcome, words: &[&str]) {
     assert_eq!((outcome.status, outcome.output.as_str()), (Some(1), ""), "{outcome:?}");
@@ -30,7 +30,7 @@ fn errors_of_a_query_are_duckdbs() {
             &["late trouble"],
         ),
     ] {
-        for transport in ["scatter", "rpc"] {
+        for transport in TRANSPORTS {
             let outcome = server.run(&["--sql", sql, "--transport", transport, "--summary"]);
             assert_failed(&outcome, words);
         }
@@ -85,6 +85,7 @@ fn queries_only_read_and_only_the_dataset() {
         ("PREPARE p AS SELECT 1".to_owned(), "only reads"),
     ] {
         assert_failed(&server.run(&["--sql", &sql]), &[word]);
+        assert_failed(&server.run(&["--sql", &sql, "--transport", "flight"]), &[word]);
     }
     let outcome = server.run(&["--sql", "SELECT count(*) AS n FROM pairs, types.other"]);
     assert_eq!(outcome.output, "n\n10\n", "{outcome:?}");
@@ -166,8 +167,10 @@ fn another_dataset_than_the_servers_is_refused() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
     server.run(&["--sql", "FROM pairs", "--dataset", "data"]).assert_ok();
-    let outcome = server.run(&["--sql", "FROM pairs", "--dataset", "tpch"]);
-    assert_failed(&outcome, &["no dataset \"tpch\"", "\"data\""]);
+    for transport in TRANSPORTS {
+        let outcome = server.run(&["--sql", "FROM pairs", "--dataset", "tpch", "--transport", transport]);
+        assert_failed(&outcome, &["no dataset \"tpch\"", "\"data\""]);
+    }
 }
 
 #[test]
@@ -179,9 +182,10 @@ fn nobody_listening_is_told() {
 #[test]
 fn wrong_options_and_transports_that_are_not_there_have_status_2() {
     for options in [
-        &["--sql", "SELECT 1", "--transport", "flight"][..],
-        &["--sql", "SELECT 1", "--transport", "pull"],
-        &["--sql", "SELECT 1", "--transport", "ipc"],
+        &["--sql", "SELECT 1", "--transport", "pull"][..],
+        &["--sql", "SELECT 1", "--compression", "lz4"],
+        &["--sql", "SELECT 1", "--transport", "ipc", "--compression", "lz4"],
+        &["--sql", "SELECT 1", "--repeat", "2"],
         &["--sql", "SELECT 1", "--transport", "pigeon"],
         &["--sql", "SELECT 1", "--credits", "0"],
         &[],
@@ -189,7 +193,7 @@ fn wrong_options_and_transports_that_are_not_there_have_status_2() {
         let outcome = Outcome::of(client_program().args(options));
         assert_eq!(outcome.status, Some(2), "{outcome:?}");
     }
-    let outcome = Outcome::of(client_program().args(["--sql", "SELECT 1", "--transport", "flight"]));
+    let outcome = Outcome::of(client_program().args(["--sql", "SELECT 1", "--transport", "pull"]));
     assert!(outcome.errors.contains("not there yet"), "{outcome:?}");
 }
 

@@ -16,6 +16,8 @@ use tempfile::TempDir;
 use thallus_columnar::scan::{Client, CursorId, Failure, Frame, FrameLimits, HEADER, Header};
 use thallus_columnar::write_all_vectored;
 
+pub(crate) const TRANSPORTS: [&str; 4] = ["scatter", "rpc", "ipc", "flight"];
+
 /// Nothing that is waited for takes this long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -122,6 +124,8 @@ pub(crate) fn client_program() -> Command {
 pub(crate) struct Server {
     pub(crate) process: Child,
     pub(crate) address: String,
+    /// Of Arrow Flight.
+    pub(crate) flight: String,
     log: Receiver<String>,
 }
 
@@ -132,17 +136,18 @@ impl Server {
 
     /// The command lacks only where to listen.
     pub(crate) fn spawn(command: &mut Command) -> Self {
-        let command = command.args(["--listen", "127.0.0.1:0"]);
+        let command = command.args(["--listen", "127.0.0.1:0", "--flight-listen", "127.0.0.1:0"]);
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (sender, log) = channel();
         let errors = BufReader::new(process.stderr.take().unwrap());
         std::thread::spawn(move || {
             errors.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
-        let mut address = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut address).unwrap();
-        assert!(address.ends_with('\n'), "the server did not start: {:?}", log.iter().collect::<Vec<_>>());
-        Self { process, address: address.trim_end().to_owned(), log }
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let (Some(address), Some(flight)) = (lines.next(), lines.next()) else {
+            panic!("the server did not start: {:?}", log.iter().collect::<Vec<_>>());
+        };
+        Self { process, address, flight, log }
     }
 
     /// Waits for a line of the log with all `words`.
@@ -183,7 +188,8 @@ impl Server {
     /// The client's program with these options.
     pub(crate) fn client(&self, options: &[&str]) -> Command {
         let mut command = client_program();
-        command.args(["--connect", &self.address]).args(options);
+        let address = if options.contains(&"flight") { &self.flight } else { &self.address };
+        command.args(["--connect", address]).args(options);
         command
     }
 
