@@ -6,17 +6,8 @@
 mod support;
 
 use std::fs;
-use std::path::Path;
 
-use serde_json::Value;
-use support::{Outcome, Server, TRANSPORTS, dataset, server_program};
-
-/// The one file that a process has left.
-fn statistics(folder: &Path) -> Value {
-    let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    let [file] = &files[..] else { panic!("{files:?}") };
-    serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
-}
+use support::{Outcome, Server, TRANSPORTS, dataset, server_program, statistics};
 
 #[test]
 fn results_travel_over_shared_memory() {

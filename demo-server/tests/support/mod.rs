@@ -99,7 +99,7 @@ pub(crate) fn expected(folder: &TempDir, sql: &str) -> RecordBatch {
 }
 
 /// A program without settings of the caller.
-fn program(path: impl AsRef<Path>) -> Command {
+pub(crate) fn program(path: impl AsRef<Path>) -> Command {
     let mut command = Command::new(path.as_ref());
     for (name, _) in std::env::vars_os() {
         if name == "LD_PRELOAD" || name.to_string_lossy().starts_with("THALLUS") {
@@ -118,6 +118,13 @@ pub(crate) fn client_program() -> Command {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_demo-server")).with_file_name("demo-client");
     assert!(path.exists(), "{} is missing: run cargo build -p demo-client first", path.display());
     program(path)
+}
+
+/// What the library counted in the one process that has left a file here.
+pub(crate) fn statistics(folder: &Path) -> serde_json::Value {
+    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
 /// A server that ends with its value.
