@@ -22,7 +22,15 @@ QUERIES = {
     "1 row": "FROM lineitem LIMIT 1",
 }
 # (transport of the client, whether both ends have the library)
-WAYS = [("rpc", False), ("scatter", False), ("rpc", True), ("scatter", True)]
+WAYS = [
+    ("rpc", False),
+    ("ipc", False),
+    ("flight", False),
+    ("scatter", False),
+    ("rpc", True),
+    ("flight", True),
+    ("scatter", True),
+]
 
 
 def main():
@@ -69,7 +77,8 @@ class Ends:
 
     def __init__(self, release, data, folder, with_library):
         self.client = release / "demo-client"
-        self.command = [release / "demo-server", "--listen", "127.0.0.1:0", "--dataset", data]
+        listen = ["--listen", "127.0.0.1:0", "--flight-listen", "127.0.0.1:0"]
+        self.command = [release / "demo-server", *listen, "--dataset", data]
         self.stats = folder / "stats"
         self.settings = dict(os.environ)
         self.log = folder / f"server-{'library' if with_library else 'tcp'}.log"
@@ -82,8 +91,8 @@ class Ends:
             self.server = subprocess.Popen(
                 self.command, env=self.settings, stdout=subprocess.PIPE, stderr=log, text=True
             )
-        self.address = self.server.stdout.readline().strip()
-        if not self.address:
+        self.address, self.flight = (self.server.stdout.readline().strip() for _ in range(2))
+        if not self.flight:
             raise Failed(f"demo-server did not start: {self.log.read_text()}")
         return self
 
@@ -93,7 +102,8 @@ class Ends:
 
     def run(self, sql, transport, *options):
         """The client's summary. `upgraded` is whether its connection left TCP."""
-        command = [self.client, "--connect", self.address, "--sql", sql, "--transport", transport, "--summary"]
+        address = self.flight if transport == "flight" else self.address
+        command = [self.client, "--connect", address, "--sql", sql, "--transport", transport, "--summary"]
         settings = self.settings
         if self.with_library:
             self.stats.mkdir(exist_ok=True)
@@ -132,8 +142,9 @@ def report(arguments, results):
         f"\nTPC-H at scale factor {arguments.scale:g}, {platform.machine()}, {os.cpu_count()} CPUs; medians of "
         f"{arguments.rounds}, from the request to the last batch, the query included.\n"
     )
-    tell("| result | MB | rpc, TCP | scatter, TCP | rpc, Thallus | scatter, Thallus | ÷ rpc, TCP |")
-    tell("|---|--:|--:|--:|--:|--:|--:|")
+    titles = [f"{transport}, {'Thallus' if library else 'TCP'}" for transport, library in WAYS]
+    tell(f"| result | MB | {' | '.join(titles)} | ÷ rpc, TCP |")
+    tell(f"|---|--:|{'--:|' * len(WAYS)}--:|")
     for name, ways in results.items():
         size = ways["scatter", False][0]["bytes"] / 1e6
         seconds = {way: statistics.median(run["seconds"] for run in runs) for way, runs in ways.items()}
