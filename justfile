@@ -31,6 +31,10 @@ demo-arrow *OPTIONS:
 bench *OPTIONS:
     scripts/bench {{OPTIONS}}
 
+# Query results against Arrow Flight, Arrow IPC and serialized batches, with plots
+bench-arrow *OPTIONS:
+    scripts/bench-arrow {{OPTIONS}}
+
 # Known vulnerabilities in dependencies (needs the network, and a cargo-deny with its default features)
 advisories:
     cargo deny check advisories

@@ -101,3 +101,27 @@ build_release() {
     say "build (in $CARGO_TARGET_DIR)"
     cargo build --manifest-path "$root/Cargo.toml" --release --locked -p thallus-shim -p thallus-cli
 }
+
+# build_demo: demo-server, with its libduckdb, and demo-client, beside what build_release makes.
+build_demo() {
+    install_packages ca-certificates curl g++
+    build_release
+    "$root/scripts/fetch-duckdb" >/dev/null
+    cargo build --manifest-path "$root/Cargo.toml" --release --locked -p demo-server -p demo-client
+}
+
+# Which generates the tables of TPC-H.
+tpchgen=$CARGO_TARGET_DIR/tools/tpchgen/bin/tpchgen-cli
+
+install_tpchgen() {
+    local version=4.0.0
+    if "$tpchgen" --version 2>/dev/null | grep -qF "$version"; then
+        return 0
+    fi
+    install_packages python3 python3-venv util-linux
+    lock_tools
+    say "install tpchgen-cli $version"
+    python3 -m venv --clear "${tpchgen%/bin/*}"
+    "${tpchgen%/*}/pip" install --quiet --disable-pip-version-check "tpchgen-cli==$version"
+    unlock_tools
+}

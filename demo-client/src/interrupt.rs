@@ -8,6 +8,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thallus_columnar::scan::{Client, CursorId, Frame};
 use thallus_columnar::write_all_vectored;
+use tokio::sync::Notify;
 
 /// The sending half of the connection, which the program and the signal's thread share.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +20,8 @@ pub(crate) struct Sender {
     pub(crate) stream: Option<TcpStream>,
     pub(crate) cursor: Option<CursorId>,
     pub(crate) happened: bool,
+    /// Wakes who waits in another way than by reading from `stream`.
+    notice: Arc<Notify>,
 }
 
 impl Sender {
@@ -58,6 +61,7 @@ impl Interrupt {
                 if std::mem::replace(&mut sender.happened, true) {
                     std::process::exit(crate::INTERRUPTED.into());
                 }
+                sender.notice.notify_one();
                 sender.cancel();
             }
         })?;
@@ -66,6 +70,10 @@ impl Interrupt {
 
     pub(crate) fn happened(&self) -> bool {
         self.sender().happened
+    }
+
+    pub(crate) fn notice(&self) -> Arc<Notify> {
+        self.sender().notice.clone()
     }
 
     pub(crate) fn sender(&self) -> MutexGuard<'_, Sender> {

@@ -23,6 +23,15 @@ pub(crate) enum Loans {
     Pull,
 }
 
+/// Which servers are believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Believe {
+    /// What they send is validated.
+    None,
+    /// Processes of the same user on the same host.
+    OwnUser,
+}
+
 /// Ways in which bodies have come.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ways {
@@ -37,8 +46,8 @@ fn is_trusted(stream: &TcpStream) -> bool {
 }
 
 /// Has what comes next validated, unless the server could do anything to this process anyway.
-pub(crate) fn choose_trust(decoder: &mut Decoder, stream: &TcpStream, validate: bool) {
-    if !validate && is_trusted(stream) {
+pub(crate) fn choose_trust(decoder: &mut Decoder, stream: &TcpStream, believe: Believe) {
+    if believe == Believe::OwnUser && is_trusted(stream) {
         // SAFETY: a process of the same user. It could trace this one, so nothing is gained by not believing it.
         unsafe { decoder.trust_sender() };
     } else {

@@ -6,25 +6,31 @@
 
 mod checksum;
 mod connection;
+mod flight;
 mod interrupt;
 mod loans;
+mod memcpy;
 mod output;
+mod progress;
 mod tail;
+mod transport;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::{Parser, ValueEnum};
-use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
+use arrow_array::RecordBatch;
+use clap::Parser;
 
 use crate::checksum::Checksum;
-use crate::connection::{Connection, Options, Scan};
 use crate::interrupt::Interrupt;
-use crate::loans::{Loans, Ways};
+use crate::loans::{Believe, Ways};
+use crate::memcpy::Kept;
 use crate::output::Output;
+use crate::progress::Progress;
+use crate::transport::{Compression, Connection, Scan, Transport};
 
 /// As a shell has it: 128 and the signal's number.
 const INTERRUPTED: u8 = 130;
@@ -56,11 +62,15 @@ struct Arguments {
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     transport: Transport,
 
+    /// Of the batches, by the server; only for flight
+    #[arg(long, value_enum, default_value_t = Compression::None)]
+    compression: Compression,
+
     /// Check what comes also if the server runs as the same user on the same host
     #[arg(long)]
     validate: bool,
 
-    /// Batches that the server may send ahead; not for rpc
+    /// Batches that the server may send ahead; not for rpc, ipc and flight
     #[arg(long, value_name = "N", default_value_t = CREDITS, value_parser = clap::value_parser!(u32).range(1..))]
     credits: u32,
 
@@ -71,28 +81,21 @@ struct Arguments {
     /// Add to the summary a checksum of the rows, whatever their order
     #[arg(long, requires = "summary")]
     checksum: bool,
-}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Transport {
-    /// Read from the server's memory where that is possible, else as scatter
-    Auto,
-    /// Column buffers as they are in the stream, pushed as far as there are credits
-    Scatter,
-    /// Copied from the server's memory; where that is not possible, as scatter
-    Pull,
-    /// The baseline: each batch copied into one buffer, and sent as the reply to a request
-    Rpc,
-    /// Not there yet
-    Ipc,
-    /// Not there yet
-    Flight,
+    /// Ask so many times on the same connection; the summary has the seconds of each
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), requires = "summary",
+          conflicts_with = "out")]
+    repeat: u32,
+
+    /// Then ask once more, and add to the summary how long copying the result within memory takes
+    #[arg(long, requires = "summary", conflicts_with = "out")]
+    memcpy: bool,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if matches!(arguments.transport, Transport::Ipc | Transport::Flight) {
-        eprintln!("demo-client: this transport is not there yet; use auto, scatter, pull or rpc");
+    if arguments.transport != Transport::Flight && arguments.compression != Compression::None {
+        eprintln!("demo-client: only flight compresses");
         return ExitCode::from(2);
     }
     let interrupt = match Interrupt::install() {
@@ -125,40 +128,82 @@ struct Totals {
 }
 
 fn run(arguments: &Arguments, interrupt: &Interrupt) -> Result<()> {
-    let rpc = arguments.transport == Transport::Rpc;
-    let address = &arguments.connect;
-    let loans = match arguments.transport {
-        Transport::Auto => Loans::Borrow,
-        Transport::Pull => Loans::Pull,
-        _ => Loans::None,
-    };
-    let options = Options { baseline: rpc, loans, validate: arguments.validate };
-    let connection = Connection::open(address, options, interrupt)
-        .with_context(|| format!("can't use the server {address}"))?;
-    let started = Instant::now();
-    let mut scan = connection.query(&arguments.dataset, &arguments.sql)?;
-
-    let mut output = Output::open(arguments.out.as_deref(), arguments.summary, scan.schema())?;
+    let believe = if arguments.validate { Believe::None } else { Believe::OwnUser };
+    let (mut connection, transport) =
+        Connection::open(arguments.transport, &arguments.connect, believe, interrupt)?;
+    let mut rounds = Vec::new();
     let mut checksum = arguments.checksum.then(Checksum::default);
-    let progress = Progress::new();
-    let totals = receive(&mut scan, if rpc { 1 } else { arguments.credits }, started, |batch, totals| {
-        if let Some(checksum) = &mut checksum {
-            checksum.add(batch)?;
+    let mut totals = Totals::default();
+    let mut ways = Ways::default();
+    for round in 0..arguments.repeat {
+        let mut checksum = checksum.as_mut().filter(|_| round == 0);
+        let asked = ask(arguments, connection, transport, interrupt, |batch| match &mut checksum {
+            Some(checksum) => checksum.add(batch),
+            None => Ok(()),
+        })?;
+        let Some(asked) = asked else { return Ok(()) };
+        (connection, totals) = asked;
+        ways = connection.ways();
+        rounds.push(totals.time.as_secs_f64());
+    }
+    let mut kept = None;
+    if arguments.memcpy {
+        let kept = kept.insert(Kept::default());
+        let asked = ask(arguments, connection, transport, interrupt, |batch| {
+            kept.add(batch);
+            Ok(())
+        });
+        if asked?.is_none() {
+            return Ok(());
         }
-        progress.show(totals, started);
+    }
+    if arguments.summary {
+        let copied = kept.map(|kept| kept.copy());
+        let Ways { streamed, pulled, borrowed } = ways;
+        let summary = serde_json::json!({
+            "transport": transport.name(),
+            "rows": totals.rows,
+            "batches": totals.batches,
+            "bytes": totals.bytes,
+            "streamed": streamed,
+            "pulled": pulled,
+            "borrowed": borrowed,
+            "seconds": totals.time.as_secs_f64(),
+            "rounds": rounds,
+            "checksum": checksum.map(|checksum| format!("{:016x}", checksum.value())),
+            "memcpy_bytes": copied.map(|(bytes, _)| bytes),
+            "memcpy_seconds": copied.map(|(_, time)| time.as_secs_f64()),
+        });
+        writeln!(std::io::stdout(), "{summary}").context("standard output")?;
+    }
+    Ok(())
+}
+
+/// Runs the query, and hands every batch to `take` and to the output; none if it was interrupted.
+fn ask<'a>(
+    arguments: &Arguments,
+    connection: Connection<'a>,
+    transport: Transport,
+    interrupt: &Interrupt,
+    mut take: impl FnMut(&RecordBatch) -> Result<()>,
+) -> Result<Option<(Connection<'a>, Totals)>> {
+    let started = Instant::now();
+    let mut scan = connection.query(&arguments.dataset, &arguments.sql, arguments.compression)?;
+    let mut output = Output::open(arguments.out.as_deref(), arguments.summary, scan.schema())?;
+    let progress = Progress::new();
+    let credits = if transport == Transport::Rpc { 1 } else { arguments.credits };
+    let totals = receive(&mut scan, credits, started, |batch, totals| {
+        take(batch)?;
+        progress.show(totals.rows, totals.bytes, started);
         output.write(batch)
     })?;
     progress.finish();
     if interrupt.happened() {
-        return Ok(()); // and what was written so far goes
+        return Ok(None); // and what was written so far goes
     }
-    let ways = scan.ways();
-    scan.finish()?;
+    let connection = scan.finish()?;
     output.finish(totals.rows)?;
-    if arguments.summary {
-        print_summary(&totals, arguments.transport, ways, checksum.map(|checksum| checksum.value()))?;
-    }
-    Ok(())
+    Ok(Some((connection, totals)))
 }
 
 /// Hands every batch to `take`. Each message that has been taken is one more credit.
@@ -166,7 +211,7 @@ fn receive(
     scan: &mut Scan<'_>,
     credits: u32,
     started: Instant,
-    mut take: impl FnMut(&arrow_array::RecordBatch, &Totals) -> Result<()>,
+    mut take: impl FnMut(&RecordBatch, &Totals) -> Result<()>,
 ) -> Result<Totals> {
     let mut totals = Totals::default();
     let mut writing = Duration::ZERO;
@@ -185,60 +230,4 @@ fn receive(
     }
     totals.time = started.elapsed().saturating_sub(writing);
     Ok(totals)
-}
-
-fn print_summary(totals: &Totals, transport: Transport, ways: Ways, checksum: Option<u64>) -> Result<()> {
-    let summary = serde_json::json!({
-        "transport": transport.to_possible_value().map(|value| value.get_name().to_owned()),
-        "streamed": ways.streamed,
-        "pulled": ways.pulled,
-        "borrowed": ways.borrowed,
-        "rows": totals.rows,
-        "batches": totals.batches,
-        "bytes": totals.bytes,
-        "seconds": totals.time.as_secs_f64(),
-        "checksum": checksum.map(|checksum| format!("{checksum:016x}")),
-    });
-    writeln!(std::io::stdout(), "{summary}").context("standard output")
-}
-
-/// Rows, bytes and rate, if standard error is a terminal.
-struct Progress(Option<ProgressBar>);
-
-impl Progress {
-    fn new() -> Self {
-        Self(std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new_spinner();
-            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
-                bar.set_style(style);
-            }
-            bar.enable_steady_tick(Duration::from_millis(100));
-            bar
-        }))
-    }
-
-    fn show(&self, totals: &Totals, started: Instant) {
-        if let Some(bar) = &self.0 {
-            let rate = totals.bytes as f64 / started.elapsed().as_secs_f64().max(1e-6);
-            bar.set_message(format!(
-                "{} rows, {}, {}/s",
-                HumanCount(totals.rows),
-                HumanBytes(totals.bytes),
-                HumanBytes(rate as u64)
-            ));
-        }
-    }
-
-    fn finish(&self) {
-        if let Some(bar) = &self.0 {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-impl Drop for Progress {
-    /// Also after an error, whose message would end up behind the bar.
-    fn drop(&mut self) {
-        self.finish();
-    }
 }

@@ -2,20 +2,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result};
-use arrow_array::{RecordBatch, RecordBatchOptions};
-use duckdb::{Connection, InterruptHandle, Statement};
+use duckdb::{Connection, InterruptHandle};
 use thallus_columnar::scan::{Code, CursorId, Failure, Frame, RequestId};
 use uuid::Uuid;
 
-use crate::encoding::{Encoding, Tail, Tails};
+use crate::encoding::{END, Encoding, Tail, Tails};
+use crate::rows::{BYTES, CHUNKS, Rows, own};
 use crate::session::Session;
-use crate::sql;
-
-/// A frame holds DuckDB's chunks, of 2,048 rows each, up to this number …
-const CHUNKS: usize = 64;
-/// … or until it has so many bytes.
-const BYTES: usize = 4 << 20;
 
 /// Why a query ends before its result does.
 #[derive(Clone, Debug)]
@@ -113,6 +106,10 @@ pub(crate) fn run(
     let outcome = stream(session, query, &connection, sql, encoding, &mut cursor);
     drop(connection);
     let mut state = session.state();
+    if encoding == Encoding::Stream && cursor.is_some() {
+        // A failure closes the connection, as below.
+        let _ = session.send_tail(&mut state, &END);
+    }
     let end = match (outcome, query.stopped(), cursor) {
         // Nobody listens any more; or the cursor's end was sent when it expired.
         (_, Some(Stop::Finalized(_) | Stop::Gone | Stop::Expired), _) => None,
@@ -124,7 +121,7 @@ pub(crate) fn run(
             let failure = if stopped.is_some() {
                 Failure { code: Code::Cancelled, message: "cancelled".to_owned() }
             } else {
-                outcome.err().unwrap_or_else(|| own(&anyhow::anyhow!("the query has no cursor")))
+                outcome.err().unwrap_or_else(|| own("the query has no cursor"))
             };
             if stopped.is_none() {
                 query.update(|progress| {
@@ -152,84 +149,85 @@ fn stream(
     encoding: Encoding,
     cursor: &mut Option<CursorId>,
 ) -> Result<(), Failure> {
-    let refused = |message| Failure { code: Code::Query, message };
-    let database = |error: duckdb::Error| refused(sql::message(&error));
-    sql::check(connection, sql).map_err(refused)?;
-    // Should anything have passed the check.
-    connection.execute_batch("BEGIN TRANSACTION READ ONLY").map_err(database)?;
-    let mut statement = connection.prepare(sql).map_err(database)?;
-    let schema = statement.stream_arrow([]).map_err(database)?.get_schema();
-    let mut tails = Tails::new(encoding, &schema).map_err(|error| own(&error.into()))?;
+    let held = match &session.server.store {
+        Some(store) => Some(store.result(connection, sql)?),
+        None => None,
+    };
+    let mut rows = match &held {
+        Some(held) => Rows::of(held),
+        None => Rows::select(connection, sql)?,
+    };
+    let mut tails = Tails::new(encoding, rows.schema()).map_err(|error| own(&error.to_string()))?;
 
     let id = CursorId(*Uuid::new_v4().as_bytes());
     {
         let mut state = session.state();
         let frame = state.books.opened(query.request, id, session.server.now());
-        let frame = frame.map_err(|error| own(&error.into()))?;
+        let frame = frame.map_err(|error| own(&error.to_string()))?;
         query.update(|progress| progress.cursor = Some(id));
         session.name(&mut state, query, id);
         *cursor = Some(id);
-        if let Err(error) = session.send(&mut state, &frame, &tails.take()) {
+        let schema = tails.take();
+        let sent = match encoding {
+            Encoding::Stream => session
+                .send(&mut state, &frame, &Tail::None)
+                .and_then(|()| session.send_tail(&mut state, &schema)),
+            _ => session.send(&mut state, &frame, &schema),
+        };
+        if let Err(error) = sent {
             query.lost(&error);
             return Ok(());
         }
     }
 
     loop {
-        let rows = fill(query, &statement, &schema, &mut tails)?;
-        if rows == 0 || query.stopped().is_some() {
+        let count = fill(query, &mut rows, &mut tails)?;
+        if count == 0 || query.stopped().is_some() {
             return Ok(());
         }
         let tail = session.lendable(tails.take());
-        let credit = session.wait(query, |state| state.books.batch(id, session.server.now()));
+        // A plain stream has no credits: the connection itself says when it is full.
+        let credit = session.wait(query, |state| match encoding {
+            Encoding::Stream => Some(None),
+            _ => state.books.batch(id, session.server.now()).map(Some),
+        });
         let Some((mut state, frame)) = credit else {
             if query.stopped().is_none() {
                 query.lost(&anyhow::anyhow!("the connection is closed"));
             }
             return Ok(());
         };
-        let (frame, tail) = tail.announced(frame);
-        if let Err(error) = session.send(&mut state, &frame, &tail) {
+        let (sent, bytes) = match frame {
+            Some(frame) => {
+                let (frame, tail) = tail.announced(frame);
+                (session.send(&mut state, &frame, &tail), tail.all_bytes())
+            }
+            None => (session.send_tail(&mut state, &tail), tail.len()),
+        };
+        if let Err(error) = sent {
             query.lost(&error);
             return Ok(());
         }
         query.update(|progress| {
             progress.batches += 1;
-            progress.rows += rows;
-            progress.bytes += tail.all_bytes() as u64;
+            progress.rows += count;
+            progress.bytes += bytes as u64;
         });
     }
 }
 
-/// Fetches chunks for one frame. Returns their rows, 0 at the end.
-fn fill(
-    query: &Query,
-    statement: &Statement<'_>,
-    schema: &arrow_schema::SchemaRef,
-    tails: &mut Tails,
-) -> Result<u64, Failure> {
-    let mut rows = 0;
+/// Fetches batches for one frame. Returns their rows, 0 at the end.
+fn fill(query: &Query, rows: &mut Rows<'_>, tails: &mut Tails) -> Result<u64, Failure> {
+    let mut count = 0;
     for _ in 0..CHUNKS {
         if query.stopped().is_some() || tails.len() >= BYTES {
             break;
         }
-        let chunk = statement.step();
-        let chunk = chunk.map_err(|error| Failure { code: Code::Query, message: sql::message(&error) })?;
-        let Some(chunk) = chunk else { break };
-        let (_, columns, _) = chunk.into_parts();
-        let count = columns.first().map_or(0, |column| column.len());
-        let options = RecordBatchOptions::new().with_row_count(Some(count));
-        let batch = RecordBatch::try_new_with_options(schema.clone(), columns, &options)
-            .context("DuckDB's chunk does not fit its schema");
-        batch.and_then(|batch| Ok(tails.push(&batch)?)).map_err(|error| own(&error))?;
-        rows += count as u64;
+        let Some(batch) = rows.next()? else { break };
+        tails.push(&batch).map_err(|error| own(&error.to_string()))?;
+        count += batch.num_rows() as u64;
     }
-    Ok(rows)
-}
-
-/// The server's own trouble.
-fn own(error: &anyhow::Error) -> Failure {
-    Failure { code: Code::Other(0), message: format!("{error:#}") }
+    Ok(count)
 }
 
 fn one_line(text: &str) -> &str {

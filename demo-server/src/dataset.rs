@@ -32,7 +32,8 @@ impl std::fmt::Debug for Dataset {
 impl Dataset {
     /// # Errors
     ///
-    /// No such folder; no data file in it; files of the same name; a file that DuckDB can't read; a wrong size of memory.
+    /// No such folder; no data file in it; files of the same name; a link that leads out of it; a file that DuckDB can't
+    /// read; a wrong size of memory.
     pub(crate) fn open(folder: &Path, memory: Option<&str>) -> Result<Self> {
         let show = folder.display();
         let folder = folder.canonicalize().with_context(|| format!("can't use the dataset {show}"))?;
@@ -97,6 +98,13 @@ fn files(folder: &Path) -> Result<HashMap<String, (PathBuf, Kind)>> {
         if !path.is_file() {
             continue;
         }
+        let target = path.canonicalize()?;
+        ensure!(
+            target.starts_with(folder),
+            "{} leads out of the folder, to {}",
+            path.display(),
+            target.display()
+        );
         let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()) else {
             bail!("{}: the name is not UTF-8", path.display());
         };

@@ -17,7 +17,12 @@ pub(crate) enum Encoding {
     Scatter,
     /// The baseline: copied into one buffer by arrow-ipc.
     Contiguous,
+    /// Likewise, but not in frames: one IPC stream with its end between OPENED and what follows.
+    Stream,
 }
+
+/// What stands at the end of an IPC stream.
+pub(crate) const END: Tail = Tail::Static(&[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
 
 /// Messages of one cursor's stream.
 pub(crate) enum Tails {
@@ -32,6 +37,7 @@ pub(crate) enum Tail {
     /// Scatter, with the bodies elsewhere.
     Lent(Vec<Message>, Bodies),
     Contiguous(Vec<u8>),
+    Static(&'static [u8]),
 }
 
 impl Tails {
@@ -43,7 +49,7 @@ impl Tails {
                 let message = encoder.schema();
                 Self::Scatter(Box::new(encoder), vec![message])
             }
-            Encoding::Contiguous => {
+            Encoding::Contiguous | Encoding::Stream => {
                 Self::Contiguous(Box::new(StreamWriter::try_new(Vec::new(), schema).map_err(arrow)?))
             }
         })
@@ -117,6 +123,7 @@ impl Tail {
             Self::Scatter(messages) => (messages, &[]),
             Self::Lent(_, bodies) => (&[], &bodies.headers),
             Self::Contiguous(bytes) => (&[], bytes),
+            Self::Static(bytes) => (&[], bytes),
         };
         messages.iter().flat_map(Message::slices).chain(std::iter::once(bytes))
     }

@@ -23,7 +23,10 @@ macro_rules! log {
 mod cursor;
 mod dataset;
 mod encoding;
+mod flight;
+mod incoming;
 mod lending;
+mod rows;
 mod server;
 mod session;
 mod sql;
@@ -41,7 +44,11 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::dataset::Dataset;
+use crate::rows::Store;
 use crate::server::{Limits, Server};
+
+/// How long the server waits for its queries once it is to end.
+const LEAVING: Duration = Duration::from_secs(5);
 
 /// Answers SQL on the data files of a folder. Queries only read: see docs/columns.md.
 #[derive(Debug, Parser)]
@@ -50,6 +57,10 @@ struct Arguments {
     /// Where to listen; with port 0 the kernel chooses one. The address is printed
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7575")]
     listen: SocketAddr,
+
+    /// Listen for Arrow Flight, too. The address is printed in a second line
+    #[arg(long, value_name = "ADDR:PORT")]
+    flight_listen: Option<SocketAddr>,
 
     /// A folder: its .parquet, .csv and .duckdb files become views of the same name
     #[arg(long, value_name = "DIR")]
@@ -74,6 +85,10 @@ struct Arguments {
     /// How long a cursor waits for its client, and a batch for being taken off
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     idle: u64,
+
+    /// Keep every result in memory, and answer the same query from there: for measurements of the transport alone
+    #[arg(long)]
+    transport_alone: bool,
 }
 
 fn main() -> ExitCode {
@@ -88,9 +103,8 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<()> {
     let dataset = Dataset::open(&arguments.dataset, arguments.memory.as_deref())?;
-    let listener = TcpListener::bind(arguments.listen)
-        .with_context(|| format!("can't listen on {}", arguments.listen))?;
-    let address = listener.local_addr().context("the address listened on")?;
+    let (listener, mut addresses) = listen(arguments.listen)?;
+    let flight = arguments.flight_listen.map(listen).transpose()?;
 
     let server = Arc::new(Server::new(
         dataset,
@@ -100,17 +114,36 @@ fn run(arguments: &Arguments) -> Result<()> {
             clients: arguments.max_clients,
             idle: Duration::from_secs(arguments.idle),
         },
+        arguments.transport_alone.then(Store::default),
     ));
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signal handlers")?;
     let signalled = server.clone();
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         if signals.forever().next().is_some() {
+            // If there is no thread for it, queries are waited for.
+            let _ = std::thread::Builder::new().name("impatience".into()).spawn(|| {
+                std::thread::sleep(LEAVING);
+                log!("a query can't be interrupted; the server ends without it");
+                // Without what exit(3) runs, while threads of DuckDB are at work.
+                signal_hook::low_level::exit(0);
+            });
             signalled.close();
             std::process::exit(0);
         }
     })?;
 
+    if let Some((listener, address)) = flight {
+        flight::start(server.clone(), listener)?;
+        addresses = format!("{addresses}\n{address}");
+    }
     let mut output = std::io::stdout();
-    writeln!(output, "{address}").and_then(|()| output.flush()).context("standard output")?;
+    writeln!(output, "{addresses}").and_then(|()| output.flush()).context("standard output")?;
     server.serve(&listener)
+}
+
+/// A listener, and where it listens.
+fn listen(address: SocketAddr) -> Result<(TcpListener, String)> {
+    let listener = TcpListener::bind(address).with_context(|| format!("can't listen on {address}"))?;
+    let address = listener.local_addr().context("the address listened on")?;
+    Ok((listener, address.to_string()))
 }

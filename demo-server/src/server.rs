@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::dataset::Dataset;
+use crate::flight::Runs;
+use crate::rows::Store;
 use crate::session::Session;
 
 /// How long a refused `accept` is left alone: it is refused for want of descriptors or memory, which others give back.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -30,8 +32,12 @@ pub(crate) struct Limits {
 pub(crate) struct Server {
     pub(crate) dataset: Dataset,
     pub(crate) limits: Limits,
+    /// Results that are kept, if they are.
+    pub(crate) store: Option<Store>,
     started: Instant,
     queries: AtomicUsize,
+    /// Queries that came with Arrow Flight.
+    pub(crate) runs: Runs,
     clients: Mutex<Clients>,
 }
 
@@ -39,7 +45,35 @@ pub(crate) struct Server {
 struct Clients {
     last: u64,
     sessions: HashMap<u64, Arc<Session>>,
+    /// Connections of Arrow Flight.
+    flights: usize,
     closed: bool,
+}
+
+/// The place of a connection of Arrow Flight among the clients.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) server: Arc<Server>,
+    pub(crate) id: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.server.clients().flights -= 1;
+    }
+}
+
+impl Clients {
+    /// The number of a new client, if there may be one more.
+    fn one_more(&mut self, limit: usize) -> Option<u64> {
+        let clients = self.sessions.len() + self.flights;
+        if self.closed || clients >= limit {
+            log!("a connection was closed: {clients} clients are connected");
+            return None;
+        }
+        self.last += 1;
+        Some(self.last)
+    }
 }
 
 /// The right to run a query.
@@ -53,9 +87,16 @@ impl Drop for Permit {
 }
 
 impl Server {
-    pub(crate) fn new(dataset: Dataset, limits: Limits) -> Self {
-        let clients = Mutex::default();
-        Self { dataset, limits, started: Instant::now(), queries: AtomicUsize::new(0), clients }
+    pub(crate) fn new(dataset: Dataset, limits: Limits, store: Option<Store>) -> Self {
+        Self {
+            dataset,
+            limits,
+            store,
+            started: Instant::now(),
+            queries: AtomicUsize::new(0),
+            runs: Runs::default(),
+            clients: Mutex::default(),
+        }
     }
 
     /// Time since the start, which the books go by.
@@ -91,12 +132,7 @@ impl Server {
 
     fn accept(self: &Arc<Self>, stream: TcpStream) {
         let mut clients = self.clients();
-        if clients.closed || clients.sessions.len() >= self.limits.clients {
-            log!("a connection was closed: {} clients are connected", clients.sessions.len());
-            return;
-        }
-        clients.last += 1;
-        let id = clients.last;
+        let Some(id) = clients.one_more(self.limits.clients) else { return };
         let session = match Session::new(self.clone(), id, stream) {
             Ok(session) => Arc::new(session),
             Err(error) => return log!("client {id}: {error}"),
@@ -113,7 +149,16 @@ impl Server {
         }
     }
 
-    /// Ends all connections and queries, then DuckDB.
+    /// None if there are as many clients as may be.
+    pub(crate) fn place(self: &Arc<Self>) -> Option<Place> {
+        let mut clients = self.clients();
+        let id = clients.one_more(self.limits.clients)?;
+        clients.flights += 1;
+        Some(Place { server: self.clone(), id })
+    }
+
+    /// Ends all connections and queries, then DuckDB. Connections of Arrow Flight end with the
+    /// process.
     pub(crate) fn close(&self) {
         let sessions: Vec<_> = {
             let mut clients = self.clients();
@@ -123,6 +168,7 @@ impl Server {
         for session in sessions {
             session.close();
         }
+        self.runs.stop_all();
         self.dataset.close();
     }
 

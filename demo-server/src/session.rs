@@ -1,35 +1,37 @@
 //! One client: its frames come in here, and all frames to it go out under one lock, in the order of its books.
 
 use std::collections::HashMap;
-use std::io::{self, BufReader, Read};
+use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use thallus_columnar::scan::{
-    self, Action, Code, CursorId, Failure, Frame, FrameLimits, HEADER, Header, RequestId, ServerLimits,
-};
+use anyhow::{Result, bail};
+use thallus_columnar::scan::{self, Action, Code, CursorId, Failure, Frame, HEADER, RequestId, ServerLimits};
 use thallus_columnar::write_all_vectored;
 
 use crate::cursor::{Query, Stop};
 use crate::encoding::{Encoding, Tail};
+use crate::incoming::{Begin, Incoming};
 use crate::server::Server;
 
 /// What a client of the baseline sends before its first frame (docs/wire-scan.md).
 const BASELINE: &[u8; HEADER] = b"thallus baseline";
+
+/// What one sends that wants plain IPC streams.
+const STREAM: &[u8; HEADER] = b"thallus streamed";
 
 /// Time for a client to say HELLO.
 const GREETING: Duration = Duration::from_secs(10);
 
 /// DuckDB plans by recursion: 900 common table expressions, each of which reads from the one before, overflow 2 MiB. Only
 /// what is used takes memory. [`sql::LENGTH`](crate::sql::LENGTH) bounds the depth.
-const STACK: usize = 256 << 20;
+pub(crate) const STACK: usize = 256 << 20;
 
 /// An interrupt is forgotten by a query that begins after it, so it is repeated.
-const AGAIN: Duration = Duration::from_millis(20);
+pub(crate) const AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -48,6 +50,8 @@ pub(crate) struct State {
     queries: HashMap<u64, Arc<Query>>,
     cursors: HashMap<CursorId, u64>,
     last_query: u64,
+    /// When the client's last frame came, or its last query ended.
+    quiet_since: Duration,
     /// Nothing more can be sent.
     closed: bool,
 }
@@ -55,12 +59,17 @@ pub(crate) struct State {
 impl Session {
     pub(crate) fn new(server: Arc<Server>, id: u64, stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(GREETING))?;
         stream.set_write_timeout(Some(server.limits.idle))?;
         let books =
             scan::Server::new(ServerLimits { cursors: server.limits.cursors, idle: server.limits.idle });
-        let state =
-            State { books, queries: HashMap::new(), cursors: HashMap::new(), last_query: 0, closed: false };
+        let state = State {
+            books,
+            queries: HashMap::new(),
+            cursors: HashMap::new(),
+            last_query: 0,
+            quiet_since: server.now(),
+            closed: false,
+        };
         Ok(Self { server, id, stream, state: Mutex::new(state), changed: Condvar::new() })
     }
 
@@ -77,27 +86,48 @@ impl Session {
     }
 
     fn converse(self: &Arc<Self>) -> Result<()> {
-        let mut reader = BufReader::new(&self.stream);
+        let mut incoming = Incoming::new(&self.stream);
         self.send(&mut self.state(), &Frame::hello(), &Tail::None)?;
 
-        let Some(mut first) = read_header(&mut reader)? else { return Ok(()) };
         let mut encoding = Encoding::Scatter;
-        if &first == BASELINE {
-            encoding = Encoding::Contiguous;
-            first = read_header(&mut reader)?.context("no frame after the preface")?;
+        let mut first = match incoming.begin(GREETING)? {
+            Begin::Header(header) => header,
+            Begin::Silence => bail!("has said nothing for {} s", GREETING.as_secs()),
+            Begin::End => return Ok(()),
+        };
+        let other = [(BASELINE, Encoding::Contiguous), (STREAM, Encoding::Stream)];
+        if let Some((_, wanted)) = other.iter().find(|(preface, _)| **preface == first) {
+            encoding = *wanted;
+            let Begin::Header(header) = incoming.begin(GREETING)? else {
+                bail!("no frame after the preface")
+            };
+            first = header;
         }
-        read_frame(&first, &mut reader)?.check_hello()?;
-        self.stream.set_read_timeout(None)?;
+        incoming.frame(&first, GREETING)?.check_hello()?;
 
-        while let Some(header) = read_header(&mut reader)? {
-            let frame = read_frame(&header, &mut reader)?;
-            self.received(frame, encoding)?;
+        let idle = self.server.limits.idle;
+        loop {
+            match incoming.begin(idle)? {
+                Begin::Header(header) => self.received(incoming.frame(&header, idle)?, encoding)?,
+                // A query that runs is waited for, and one that waits for the client expires.
+                Begin::Silence if self.is_used(idle) => {}
+                Begin::Silence => bail!("has said nothing for {} s", idle.as_secs()),
+                Begin::End => return Ok(()),
+            }
         }
-        Ok(())
+    }
+
+    fn is_used(&self, idle: Duration) -> bool {
+        let state = self.state();
+        !state.queries.is_empty() || self.server.now().saturating_sub(state.quiet_since) < idle
     }
 
     fn received(self: &Arc<Self>, frame: Frame, encoding: Encoding) -> Result<()> {
         let mut state = self.state();
+        state.quiet_since = self.server.now();
+        if encoding == Encoding::Stream && matches!(frame, Frame::Init { .. }) && !state.queries.is_empty() {
+            bail!("a request in the midst of a stream");
+        }
         match state.books.received(frame, self.server.now())? {
             Action::Open { request, dataset, sql } => {
                 if let Err(failure) = self.open(&mut state, request, dataset, sql, encoding) {
@@ -169,6 +199,7 @@ impl Session {
     fn ended(&self, number: u64, query: &Query) {
         let mut state = self.state();
         state.queries.remove(&number);
+        state.quiet_since = self.server.now();
         state.cursors.retain(|_, other| *other != number);
         log!("client {}: {}; {} queries are running", self.id, query.summary(), self.server.queries());
         if let Some(Stop::Finalized(frame)) = query.stopped() {
@@ -222,11 +253,23 @@ impl Session {
     ///
     /// Those of the socket. Nothing can be sent after one, and the session ends.
     pub(crate) fn send(&self, state: &mut State, frame: &Frame, tail: &Tail) -> Result<()> {
+        let head = frame.encode(tail.len() as u64)?;
+        self.write(state, std::iter::once(&head[..]).chain(tail.slices()))
+    }
+
+    /// Sends what belongs to no frame.
+    ///
+    /// # Errors
+    ///
+    /// As [`Session::send`].
+    pub(crate) fn send_tail(&self, state: &mut State, tail: &Tail) -> Result<()> {
+        self.write(state, tail.slices())
+    }
+
+    fn write<'a>(&self, state: &mut State, slices: impl Iterator<Item = &'a [u8]>) -> Result<()> {
         if state.closed {
             bail!("the connection is closed");
         }
-        let head = frame.encode(tail.len() as u64)?;
-        let slices = std::iter::once(&head[..]).chain(tail.slices());
         let Err(error) = write_all_vectored(&mut &self.stream, slices) else { return Ok(()) };
         state.closed = true;
         // Ends the reader; if it fails, the connection has gone already.
@@ -237,7 +280,8 @@ impl Session {
         Err(error.into())
     }
 
-    /// Ends the connection, and returns when no query is left.
+    /// Ends the connection, and returns when no query is left. That can take as long as DuckDB plans a query, which nothing
+    /// interrupts.
     pub(crate) fn close(&self) {
         // Before the lock, which a send to a client that does not read may hold.
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -253,28 +297,4 @@ impl Session {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// None if the client has gone in between two frames.
-fn read_header(reader: &mut impl Read) -> Result<Option<[u8; HEADER]>> {
-    let mut header = [0; HEADER];
-    let mut filled = 0;
-    while filled < HEADER {
-        match reader.read(&mut header[filled..]) {
-            Ok(0) if filled == 0 => return Ok(None),
-            Ok(0) => bail!("the connection ended in mid-frame"),
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(Some(header))
-}
-
-fn read_frame(header: &[u8; HEADER], reader: &mut impl Read) -> Result<Frame> {
-    // A client's frames have no tail.
-    let header = Header::parse(header, &FrameLimits { tail: 0, ..FrameLimits::default() })?;
-    let mut head = vec![0; header.head];
-    reader.read_exact(&mut head).context("the connection ended in mid-frame")?;
-    Ok(Frame::parse(&header, &head)?)
 }

@@ -7,9 +7,10 @@ mod support;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::Signal;
-use support::{Server, Steps, dataset, signal};
+use support::{Server, Steps, TRANSPORTS, dataset, signal};
 use thallus_columnar::scan::{Code, Frame};
 
 /// More than anybody will read.
@@ -120,7 +121,7 @@ fn a_cursor_that_nobody_asks_for_expires() {
 fn a_client_that_dies_releases_everything() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
-    for transport in ["scatter", "rpc"] {
+    for transport in TRANSPORTS {
         let mut command = server.client(&["--sql", ENDLESS, "--out", "-", "--transport", transport]);
         let mut client = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -135,6 +136,12 @@ fn a_client_that_dies_releases_everything() {
     client.init(HARD);
     drop(client);
     server.logged(&["no cursor: client gone", "0 queries are running"]);
+    let mut client = server.client(&["--sql", HARD, "--transport", "flight"]).spawn().unwrap();
+    server.logged(&["connected", "with Arrow Flight"]);
+    server.worked(Duration::from_millis(500));
+    client.kill().unwrap();
+    client.wait().unwrap();
+    server.logged(&["client gone", "0 queries are running"]);
     server.run(&["--sql", "FROM pairs"]).assert_ok();
 }
 
@@ -149,10 +156,42 @@ fn a_client_that_does_not_read_its_batches_loses_its_connection() {
 }
 
 #[test]
+fn a_client_that_says_nothing_loses_its_connection() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--idle", "1"]);
+    let mut busy = Steps::connect(&server);
+    busy.init(HARD);
+    Steps::connect(&server).assert_closed();
+    server.logged(&["has said nothing for 1 s"]);
+    // Nor does half a frame keep it.
+    let mut half = TcpStream::connect(&server.address).unwrap();
+    half.write_all(&Frame::hello().encode(0).unwrap()).unwrap();
+    half.write_all(&[0; 3]).unwrap();
+    server.logged(&["a frame is not complete after 1 s"]);
+    // Meanwhile the one whose query has no result yet was let alone.
+    busy.init("SELECT 1");
+    assert!(matches!(busy.next(), Frame::Opened { .. }));
+}
+
+#[test]
+fn long_strings_travel_in_many_frames() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let sql = "SELECT range AS i, repeat('x', 40000) AS s FROM range(2048)";
+    for transport in ["scatter", "rpc"] {
+        let summary = server.run(&["--sql", sql, "--summary", "--transport", transport]).summary();
+        assert_eq!(summary["rows"], 2048);
+        assert!(summary["bytes"].as_u64().unwrap() > 80_000_000, "{summary}");
+        // Of little more than 4 MiB each; in DuckDB it is one chunk.
+        assert!((10..=20).contains(&summary["batches"].as_u64().unwrap()), "{summary}");
+    }
+}
+
+#[test]
 fn ctrl_c_cancels_on_the_server() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
-    for transport in ["scatter", "rpc"] {
+    for transport in TRANSPORTS {
         let mut command = server.client(&["--sql", ENDLESS, "--out", "-", "--transport", transport]);
         let mut client = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(client.stdout.take().unwrap());
@@ -163,7 +202,9 @@ fn ctrl_c_cancels_on_the_server() {
             scope.spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
             assert_eq!(client.wait().unwrap().code(), Some(130));
         });
-        server.logged(&["cancelled", "0 queries are running"]);
+        // Arrow Flight has no other way than to drop the stream.
+        let how = if transport == "flight" { "client gone" } else { "cancelled" };
+        server.logged(&[how, "0 queries are running"]);
     }
 }
 
@@ -171,11 +212,13 @@ fn ctrl_c_cancels_on_the_server() {
 fn ctrl_c_ends_a_query_that_has_not_answered() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
-    let mut client = server.client(&["--sql", HARD]).spawn().unwrap();
-    server.logged(&["connected"]);
-    signal(&client, Signal::INT);
-    assert_eq!(client.wait().unwrap().code(), Some(130));
-    server.logged(&["gone; 0 queries are running"]);
+    for transport in TRANSPORTS {
+        let mut client = server.client(&["--sql", HARD, "--transport", transport]).spawn().unwrap();
+        server.logged(&["connected"]);
+        signal(&client, Signal::INT);
+        assert_eq!(client.wait().unwrap().code(), Some(130));
+        server.logged(&["gone; 0 queries are running"]);
+    }
 }
 
 #[test]
@@ -192,7 +235,7 @@ fn clients_do_not_wait_for_each_other() {
         command.stdout(Stdio::piped());
         command
     };
-    let clients = ["scatter", "rpc", "scatter"].map(|transport| command(transport).spawn().unwrap());
+    let clients = TRANSPORTS.map(|transport| command(transport).spawn().unwrap());
     let sums = clients.map(|client| {
         let output = client.wait_with_output().unwrap();
         assert!(output.status.success());
@@ -201,6 +244,49 @@ fn clients_do_not_wait_for_each_other() {
     });
     assert!(sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
     assert!(one.drain(cursor) >= 23);
+}
+
+#[test]
+fn flight_has_the_same_limits() {
+    let folder = dataset();
+    let options = ["--max-cursors", "1", "--max-queries", "2", "--max-clients", "2", "--idle", "2"];
+    let server = Server::start(&folder, &options);
+    let endless = || {
+        let mut command = server.client(&["--sql", ENDLESS, "--out", "-", "--transport", "flight"]);
+        let mut client = command.stdout(Stdio::piped()).spawn().unwrap();
+        // It takes no more than what it can write, which nobody reads.
+        let mut output = BufReader::new(client.stdout.take().unwrap());
+        output.read_line(&mut String::new()).unwrap();
+        (client, output)
+    };
+    let refused = |word: &str| {
+        let outcome = server.run(&["--sql", "SELECT 1", "--transport", "flight"]);
+        assert_eq!(outcome.status, Some(1), "{outcome:?}");
+        assert!(outcome.errors.contains(word), "{outcome:?}");
+    };
+    let mut steps = Steps::connect(&server);
+    steps.open(ENDLESS).unwrap();
+    assert_eq!(steps.open(ENDLESS).unwrap_err().code, Code::Limit);
+    let (mut client, output) = endless();
+    refused("transport error");
+    server.logged(&["2 clients are connected"]);
+    drop(output);
+    client.wait().unwrap();
+    server.logged(&["client gone", "1 queries are running"]);
+
+    let mut other = Steps::connect(&server);
+    other.open(ENDLESS).unwrap();
+    drop(steps);
+    server.logged(&["gone; 1 queries are running"]);
+    let mut third = Steps::connect(&server);
+    third.open(ENDLESS).unwrap();
+    drop(other);
+    server.logged(&["gone; 1 queries are running"]);
+    server.run(&["--sql", "FROM pairs", "--transport", "flight"]).assert_ok();
+    // A connection that says nothing is closed.
+    let mut silent = TcpStream::connect(&server.flight).unwrap();
+    server.logged(&["has said nothing for 2 s"]);
+    let _ = std::io::copy(&mut silent, &mut std::io::sink());
 }
 
 #[test]
@@ -217,8 +303,23 @@ fn what_is_not_the_protocol_ends_that_connection_only() {
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
         server.logged(&["client", "; 0 queries are running"]);
     }
+    let failure = client.open("SELECT 1 \0; DROP VIEW pairs").unwrap_err();
+    assert_eq!(failure.code, Code::Query, "{failure:?}");
     let cursor = client.open("FROM pairs").unwrap();
     assert_eq!(client.drain(cursor), 1);
+}
+
+/// Structs in structs take DuckDB minutes to plan, and nothing interrupts that.
+#[test]
+fn a_server_that_is_told_to_ends_also_while_a_query_is_planned() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let mut client = Steps::connect(&server);
+    client.init(&format!("SELECT {}1{}", "ROW(".repeat(900), ")".repeat(900)));
+    server.worked(Duration::from_secs(1));
+    signal(&server.process, Signal::TERM);
+    server.logged(&["a query can't be interrupted"]);
+    server.stop();
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod support;
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use support::{Outcome, Server, client_program, dataset, server_program};
+use support::{Outcome, Server, TRANSPORTS, client_program, dataset, server_program};
 
 fn assert_failed(outcome: &Outcome, words: &[&str]) {
     assert_eq!((outcome.status, outcome.output.as_str()), (Some(1), ""), "{outcome:?}");
@@ -30,7 +30,7 @@ fn errors_of_a_query_are_duckdbs() {
             &["late trouble"],
         ),
     ] {
-        for transport in ["scatter", "rpc"] {
+        for transport in TRANSPORTS {
             let outcome = server.run(&["--sql", sql, "--transport", transport, "--summary"]);
             assert_failed(&outcome, words);
         }
@@ -53,6 +53,15 @@ fn queries_only_read_and_only_the_dataset() {
         (format!("FROM '{secret}'"), files),
         (format!("FROM read_csv('{secret}')"), files),
         (format!("FROM '{data}/../../secret.csv'"), files),
+        (format!("FROM '{data}/../../data/../secret.csv'"), files),
+        (format!("FROM read_csv(['{data}', '{secret}'])"), files),
+        (format!("FROM read_csv('file://{secret}')"), files),
+        ("FROM read_csv('http://127.0.0.1:1/x.csv')".to_owned(), files),
+        ("FROM read_csv('/dev/stdin')".to_owned(), files),
+        (format!("EXPLAIN ANALYZE FROM read_csv('{secret}')"), files),
+        (format!("WITH x AS (SELECT (SELECT count(*) FROM read_csv('{secret}'))) FROM x"), files),
+        (format!("SELECT read_text('{secret}')"), "table function"),
+        ("SELECT getenv('HOME')".to_owned(), "getenv"),
         ("FROM read_parquet('/etc/*')".to_owned(), files),
         (format!("FROM read_text('{secret}')"), "table function \"read_text\""),
         ("FROM glob('/etc/*')".to_owned(), "table function \"glob\""),
@@ -71,8 +80,12 @@ fn queries_only_read_and_only_the_dataset() {
         ("CREATE TABLE t AS SELECT 1".to_owned(), "only reads"),
         ("INSERT INTO types.other VALUES (2)".to_owned(), "only reads"),
         ("DETACH types".to_owned(), "only reads"),
+        ("RESET lock_configuration".to_owned(), "only reads"),
+        ("PRAGMA database_list".to_owned(), "only reads"),
+        ("PREPARE p AS SELECT 1".to_owned(), "only reads"),
     ] {
         assert_failed(&server.run(&["--sql", &sql]), &[word]);
+        assert_failed(&server.run(&["--sql", &sql, "--transport", "flight"]), &[word]);
     }
     let outcome = server.run(&["--sql", "SELECT count(*) AS n FROM pairs, types.other"]);
     assert_eq!(outcome.output, "n\n10\n", "{outcome:?}");
@@ -123,7 +136,7 @@ fn memory_is_limited_and_running_out_of_it_is_an_error() {
 fn a_dataset_that_is_none_is_told_at_the_start() {
     let folder = dataset();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    for name in ["empty", "same", "broken", "own"] {
+    for name in ["empty", "same", "broken", "own", "link"] {
         fs::create_dir(path(name)).unwrap();
     }
     fs::write(path("empty/notes.txt"), "").unwrap();
@@ -131,6 +144,7 @@ fn a_dataset_that_is_none_is_told_at_the_start() {
     fs::write(path("same/A.parquet"), "").unwrap();
     fs::write(path("broken/a.parquet"), "this is no Parquet file").unwrap();
     fs::write(path("own/temp.csv"), "x\n1\n").unwrap();
+    symlink("../secret.csv", path("link/inside.csv")).unwrap();
     for (name, words) in [
         ("missing", &["missing", "No such file or directory"][..]),
         ("secret.csv", &["secret.csv", "Not a directory"]),
@@ -138,6 +152,7 @@ fn a_dataset_that_is_none_is_told_at_the_start() {
         ("same", &["a.csv", "A.parquet", "the same name"]),
         ("broken", &["a.parquet", "No magic bytes found"]),
         ("own", &["temp.csv", "DuckDB's own"]),
+        ("link", &["link/inside.csv leads out of the folder", "secret.csv"]),
     ] {
         let outcome =
             Outcome::of(server_program().args(["--listen", "127.0.0.1:0", "--dataset", &path(name)]));
@@ -152,8 +167,10 @@ fn another_dataset_than_the_servers_is_refused() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
     server.run(&["--sql", "FROM pairs", "--dataset", "data"]).assert_ok();
-    let outcome = server.run(&["--sql", "FROM pairs", "--dataset", "tpch"]);
-    assert_failed(&outcome, &["no dataset \"tpch\"", "\"data\""]);
+    for transport in TRANSPORTS {
+        let outcome = server.run(&["--sql", "FROM pairs", "--dataset", "tpch", "--transport", transport]);
+        assert_failed(&outcome, &["no dataset \"tpch\"", "\"data\""]);
+    }
 }
 
 #[test]
@@ -165,9 +182,10 @@ fn nobody_listening_is_told() {
 #[test]
 fn wrong_options_and_transports_that_are_not_there_have_status_2() {
     for options in [
-        &["--sql", "SELECT 1", "--transport", "flight"][..],
-        &["--sql", "SELECT 1", "--transport", "pull"],
-        &["--sql", "SELECT 1", "--transport", "ipc"],
+        &["--sql", "SELECT 1", "--transport", "pull"][..],
+        &["--sql", "SELECT 1", "--compression", "lz4"],
+        &["--sql", "SELECT 1", "--transport", "ipc", "--compression", "lz4"],
+        &["--sql", "SELECT 1", "--repeat", "2"],
         &["--sql", "SELECT 1", "--transport", "pigeon"],
         &["--sql", "SELECT 1", "--credits", "0"],
         &[],
@@ -175,7 +193,7 @@ fn wrong_options_and_transports_that_are_not_there_have_status_2() {
         let outcome = Outcome::of(client_program().args(options));
         assert_eq!(outcome.status, Some(2), "{outcome:?}");
     }
-    let outcome = Outcome::of(client_program().args(["--sql", "SELECT 1", "--transport", "flight"]));
+    let outcome = Outcome::of(client_program().args(["--sql", "SELECT 1", "--transport", "pull"]));
     assert!(outcome.errors.contains("not there yet"), "{outcome:?}");
 }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use support::{ROWS, Server, dataset, expected};
+use support::{Outcome, ROWS, Server, TRANSPORTS, client_program, dataset, expected};
 
 fn arrow_file(path: &Path) -> RecordBatch {
     let reader = arrow_ipc::reader::FileReader::try_new(File::open(path).unwrap(), None).unwrap();
@@ -18,7 +18,7 @@ fn arrow_file(path: &Path) -> RecordBatch {
     concat_batches(&schema, &reader.map(Result::unwrap).collect::<Vec<_>>()).unwrap()
 }
 
-/// Every type, over both transports, in several batches.
+/// Every type, over all transports, in several batches.
 #[test]
 fn every_type_arrives_as_duckdb_has_it() {
     let folder = dataset();
@@ -36,7 +36,11 @@ fn every_type_arrives_as_duckdb_has_it() {
         "SELECT one AS \"a b\", one AS \"a b\" FROM types.other",
     ] {
         let expected = expected(&folder, sql);
-        for transport in ["scatter", "rpc"] {
+        let unions = format!("{:?}", expected.schema()).contains("Union");
+        for transport in TRANSPORTS {
+            if transport == "flight" && unions {
+                continue; // arrow-flight says that they are not nullable; their values are compared by checksum below
+            }
             let path = folder.path().join("out.arrow");
             server
                 .run(&["--sql", sql, "--transport", transport, "--out", path.to_str().unwrap()])
@@ -50,19 +54,21 @@ fn every_type_arrives_as_duckdb_has_it() {
 }
 
 #[test]
-fn both_transports_have_one_checksum_which_depends_on_the_rows() {
+fn all_transports_have_one_checksum_which_depends_on_the_rows() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
     let checksum = |sql: &str, transport: &str, rows: u64| {
         let outcome = server.run(&["--sql", sql, "--transport", transport, "--summary", "--checksum"]);
         let summary = outcome.summary();
         assert_eq!(summary["rows"], rows, "{sql}");
-        assert_eq!(summary["transport"], if transport == "rpc" { "rpc" } else { "scatter" });
+        assert_eq!(summary["transport"], if transport == "auto" { "scatter" } else { transport });
         summary["checksum"].as_str().unwrap().to_owned()
     };
     let all = "SELECT * FROM types.types";
     let sum = checksum(all, "scatter", ROWS);
-    assert_eq!(sum, checksum(all, "rpc", ROWS));
+    for transport in TRANSPORTS {
+        assert_eq!(sum, checksum(all, transport, ROWS), "{transport}");
+    }
     assert_eq!(sum, checksum(all, "auto", ROWS));
     assert_eq!(sum, checksum("SELECT * FROM types.types ORDER BY id DESC", "rpc", ROWS));
     for other in [
@@ -73,7 +79,46 @@ fn both_transports_have_one_checksum_which_depends_on_the_rows() {
         assert_ne!(sum, checksum(other, "scatter", ROWS), "{other}");
     }
     let numbers = checksum("FROM numbers", "scatter", 3_000_000);
-    assert_eq!(numbers, checksum("FROM numbers", "rpc", 3_000_000));
+    for transport in TRANSPORTS {
+        assert_eq!(numbers, checksum("FROM numbers", transport, 3_000_000), "{transport}");
+    }
+}
+
+#[test]
+fn flight_compresses_if_it_is_asked_to() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let run = |compression| {
+        let options = ["--sql", "FROM numbers", "--transport", "flight", "--summary", "--checksum"];
+        server.run(&[&options[..], &["--compression", compression]].concat()).summary()
+    };
+    let (plain, lz4) = (run("none"), run("lz4"));
+    assert_eq!(plain["checksum"], lz4["checksum"]);
+    assert!(lz4["bytes"].as_u64().unwrap() < plain["bytes"].as_u64().unwrap() * 2 / 3, "{plain} {lz4}");
+}
+
+#[test]
+fn auto_is_flight_where_the_server_speaks_nothing_else() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let options = ["--connect", &server.flight, "--sql", "SELECT 1", "--summary"];
+    assert_eq!(Outcome::of(client_program().args(options)).summary()["transport"], "flight");
+}
+
+#[test]
+fn a_query_is_asked_again_on_the_same_connection() {
+    let folder = dataset();
+    for option in ["--max-cursors=1", "--transport-alone"] {
+        let server = Server::start(&folder, &[option]);
+        for transport in TRANSPORTS {
+            let options = ["--sql", "FROM plain", "--transport", transport, "--summary", "--checksum"];
+            let once = server.run(&options).summary();
+            let again = server.run(&[&options[..], &["--repeat", "3", "--memcpy"]].concat()).summary();
+            assert_eq!(again["checksum"], once["checksum"], "{transport}");
+            assert_eq!((again["rows"].as_u64(), again["rounds"].as_array().unwrap().len()), (Some(ROWS), 3));
+            assert!(again["memcpy_bytes"].as_u64().unwrap() > 8 * ROWS, "{again}");
+        }
+    }
 }
 
 #[test]

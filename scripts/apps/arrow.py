@@ -22,7 +22,17 @@ QUERIES = {
     "1 row": "FROM lineitem LIMIT 1",
 }
 # (transport of the client, whether both ends have the library)
-WAYS = [("rpc", False), ("scatter", False), ("rpc", True), ("scatter", True), ("pull", True), ("auto", True)]
+WAYS = [
+    ("rpc", False),
+    ("ipc", False),
+    ("flight", False),
+    ("scatter", False),
+    ("rpc", True),
+    ("flight", True),
+    ("scatter", True),
+    ("pull", True),
+    ("auto", True),
+]
 
 
 def main():
@@ -70,7 +80,8 @@ class Ends:
     def __init__(self, release, data, folder, with_library):
         self.client = release / "demo-client"
         # It dies with this script, however that ends.
-        self.command = ["setpriv", "--pdeathsig", "TERM", release / "demo-server", "--listen", "127.0.0.1:0", "--dataset", data]
+        listen = ["--listen", "127.0.0.1:0", "--flight-listen", "127.0.0.1:0"]
+        self.command = ["setpriv", "--pdeathsig", "TERM", release / "demo-server", *listen, "--dataset", data]
         self.stats = folder / "stats"
         self.settings = dict(os.environ)
         self.log = folder / f"server-{'library' if with_library else 'tcp'}.log"
@@ -83,8 +94,8 @@ class Ends:
             self.server = subprocess.Popen(
                 self.command, env=self.settings, stdout=subprocess.PIPE, stderr=log, text=True
             )
-        self.address = self.server.stdout.readline().strip()
-        if not self.address:
+        self.address, self.flight = (self.server.stdout.readline().strip() for _ in range(2))
+        if not self.flight:
             raise Failed(f"demo-server did not start: {self.log.read_text()}")
         return self
 
@@ -94,7 +105,8 @@ class Ends:
 
     def run(self, sql, transport, *options):
         """The client's summary. `upgraded` is whether its connection left TCP."""
-        command = [self.client, "--connect", self.address, "--sql", sql, "--transport", transport, "--summary"]
+        address = self.flight if transport == "flight" else self.address
+        command = [self.client, "--connect", address, "--sql", sql, "--transport", transport, "--summary"]
         settings = self.settings
         if self.with_library:
             self.stats.mkdir(exist_ok=True)
@@ -133,8 +145,8 @@ def report(arguments, results):
         f"\nTPC-H at scale factor {arguments.scale:g}, {platform.machine()}, {os.cpu_count()} CPUs; medians of "
         f"{arguments.rounds}, from the request to the last batch, the query included.\n"
     )
-    ways = [f"{transport}, {'Thallus' if library else 'TCP'}" for transport, library in WAYS]
-    tell(f"| result | MB | {' | '.join(ways)} | auto ÷ rpc, TCP |")
+    titles = [f"{transport}, {'Thallus' if library else 'TCP'}" for transport, library in WAYS]
+    tell(f"| result | MB | {' | '.join(titles)} | auto ÷ rpc, TCP |")
     tell(f"|---|--:|{'--:|' * len(WAYS)}--:|")
     for name, ways in results.items():
         size = ways["scatter", False][0]["bytes"] / 1e6
@@ -143,7 +155,7 @@ def report(arguments, results):
         for way in WAYS:
             stayed = way[1] and not all(run["upgraded"] for run in ways[way])
             rate = f", {size / seconds[way]:,.0f} MB/s" if size >= 1 else ""
-            lent = statistics.mean(1 - run["streamed"] / run["batches"] for run in ways[way] if run["batches"])
+            lent = statistics.mean((run["pulled"] + run["borrowed"]) / max(1, run["batches"]) for run in ways[way])
             share = f", {lent:.0%} lent" if lent else ""
             cells.append(f"{seconds[way] * 1000:,.1f} ms{rate}{share}{' (on TCP)' if stayed else ''}")
         ratio = seconds["rpc", False] / seconds["auto", True]

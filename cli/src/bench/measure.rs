@@ -81,7 +81,7 @@ pub(super) fn run(plan: &[Variant], rounds: u32, seconds: f64) -> anyhow::Result
         library::NAME,
         library::places(&program)
     );
-    let scratch = Scratch::new()?;
+    let scratch = Scratch::new(|| {})?;
     let bench = Bench { program, library, scratch: &scratch.0, seconds };
     let mut outcome = Outcome::default();
     for (index, variant) in plan.iter().enumerate() {
@@ -188,13 +188,13 @@ fn evaluate(workload: Workload, client: &Report, server: &Report) -> anyhow::Res
 }
 
 /// A running role. It dies with this value, and with this process.
-struct Process {
+pub(super) struct Process {
     child: Child,
     lines: Receiver<String>,
 }
 
 impl Process {
-    fn start(mut command: Command) -> anyhow::Result<Self> {
+    pub(super) fn start(mut command: Command) -> anyhow::Result<Self> {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("start a role")?;
         let output = BufReader::new(child.stdout.take().expect("it was asked for"));
@@ -206,21 +206,26 @@ impl Process {
         Ok(Self { child, lines })
     }
 
-    fn id(&self) -> u32 {
+    pub(super) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The next line of its output.
+    /// The next line of its output, which is JSON.
     fn say<T: DeserializeOwned>(&mut self, deadline: Instant) -> anyhow::Result<T> {
+        role::from_json(&self.line(deadline)?)
+    }
+
+    /// The next line of its output.
+    pub(super) fn line(&mut self, deadline: Instant) -> anyhow::Result<String> {
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(line) => role::from_json(&line),
+            Ok(line) => Ok(line),
             Err(RecvTimeoutError::Timeout) => bail!("no result in time"),
             Err(RecvTimeoutError::Disconnected) => bail!("it left without a result: {}", self.child.wait()?),
         }
     }
 
     /// Waits until it has left.
-    fn finish(&mut self, deadline: Instant) -> anyhow::Result<()> {
+    pub(super) fn finish(&mut self, deadline: Instant) -> anyhow::Result<()> {
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => bail!("unexpected line {line:?}"),
             Err(RecvTimeoutError::Timeout) => bail!("it does not exit"),
@@ -242,10 +247,11 @@ impl Drop for Process {
 }
 
 /// A folder of our own, which is also removed when a signal ends the benchmark.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
-    fn new() -> anyhow::Result<Self> {
+    /// `farewell` is called before a signal ends this process.
+    pub(super) fn new(farewell: impl FnOnce() + Send + 'static) -> anyhow::Result<Self> {
         let path = std::env::temp_dir().join(format!("thallus-bench.{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
         let mut signals = SigSet::empty();
@@ -256,6 +262,7 @@ impl Scratch {
         let scratch = Self(path.clone());
         std::thread::spawn(move || {
             let code = signals.wait().map_or(1, |signal| 128 + signal as i32);
+            farewell();
             drop(Self(path));
             // The roles follow their parent.
             std::process::exit(code);

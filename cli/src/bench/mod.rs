@@ -20,8 +20,10 @@
 //! | `role` | what a server and a client do: session, placement, report |
 //! | `ping_pong`, `event_loop`, `stream`, `connect`, `idle` | the workloads, both sides of each |
 //! | `message`, `socket` | messages that prove themselves; the calls they travel by |
+//! | `arrow` | query results of demo-server, which are not this binary's |
 //! | `report`, `machine` | median and spread, the table, the JSON; where it was measured |
 
+mod arrow;
 mod connect;
 mod counters;
 mod event_loop;
@@ -71,12 +73,17 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Role {
+    Arrow(arrow::Args),
     /// The server of one measurement.
     #[command(hide = true)]
-    Serve { session: String },
+    Serve {
+        session: String,
+    },
     /// The client of one measurement.
     #[command(hide = true)]
-    Drive { session: String },
+    Drive {
+        session: String,
+    },
 }
 
 /// Runs the benchmark, or one of its two roles.
@@ -86,6 +93,7 @@ enum Role {
 /// were not sent to it, or gave no result in time. What was measured until the end is reported all the same.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     match &args.role {
+        Some(Role::Arrow(args)) => return arrow::run(args),
         Some(Role::Serve { session }) => return role::serve(session),
         Some(Role::Drive { session }) => return role::drive(session),
         None => {}

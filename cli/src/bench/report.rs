@@ -275,15 +275,17 @@ fn number(value: f64) -> String {
     text
 }
 
-struct Spread {
-    median: f64,
-    low: f64,
-    high: f64,
+/// Of several measurements of the same.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
 }
 
 impl Spread {
     /// `None` of nothing.
-    fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
+    pub(super) fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
         let (&low, &high) = (values.first()?, values.last()?);
@@ -303,12 +305,12 @@ impl Measured {
     }
 }
 
-fn put(text: &mut String, line: std::fmt::Arguments<'_>) {
+pub(super) fn put(text: &mut String, line: std::fmt::Arguments<'_>) {
     put_part(text, line);
     text.push('\n');
 }
 
-fn put_part(text: &mut String, part: std::fmt::Arguments<'_>) {
+pub(super) fn put_part(text: &mut String, part: std::fmt::Arguments<'_>) {
     text.write_fmt(part).expect("a string takes everything");
 }
 

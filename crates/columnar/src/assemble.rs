@@ -68,10 +68,12 @@ impl<'a> Assembler<'a> {
             DataType::Utf8 | DataType::Binary => self.bytes::<i32>(array, node, data_type)?,
             DataType::LargeUtf8 | DataType::LargeBinary => self.bytes::<i64>(array, node, data_type)?,
             DataType::Utf8View | DataType::BinaryView => self.views(array, node, data_type)?,
-            DataType::List(field) | DataType::Map(field, _) => self.list::<i32>(array, node, field, plan)?,
-            DataType::LargeList(field) => self.list::<i64>(array, node, field, plan)?,
-            DataType::ListView(field) => self.list_view::<i32>(array, node, field, plan)?,
-            DataType::LargeListView(field) => self.list_view::<i64>(array, node, field, plan)?,
+            DataType::List(field) | DataType::Map(field, _) => {
+                self.list::<i32>(array, node, (field, plan))?
+            }
+            DataType::LargeList(field) => self.list::<i64>(array, node, (field, plan))?,
+            DataType::ListView(field) => self.list_view::<i32>(array, node, (field, plan))?,
+            DataType::LargeListView(field) => self.list_view::<i64>(array, node, (field, plan))?,
             DataType::FixedSizeList(field, size) => {
                 let nulls = self.validity(node)?;
                 let size = usize::try_from(*size).map_err(|_| Fault::Length)?;
@@ -244,16 +246,12 @@ impl<'a> Assembler<'a> {
         &mut self,
         array: ArrayDataBuilder,
         node: Node,
-        field: &FieldRef,
-        plan: &Plan,
+        values: (&FieldRef, &Plan),
     ) -> Result<ArrayDataBuilder, Fault> {
         let nulls = self.validity(node)?;
         let offsets = self.offsets::<T>(node.len)?;
-        let values = self.array(field.data_type(), child_plan(plan, 0)?)?;
+        let values = self.list_values(values)?;
         self.check_offsets(&offsets, values.len())?;
-        if self.validate && !field.is_nullable() {
-            not_null(None, &values)?;
-        }
         Ok(array.nulls(nulls).add_buffer(offsets.into_inner()).add_child_data(values))
     }
 
@@ -261,21 +259,25 @@ impl<'a> Assembler<'a> {
         &mut self,
         array: ArrayDataBuilder,
         node: Node,
-        field: &FieldRef,
-        plan: &Plan,
+        values: (&FieldRef, &Plan),
     ) -> Result<ArrayDataBuilder, Fault> {
         let nulls = self.validity(node)?;
-        let offsets = self.numbers::<T>(node.len)?;
-        let sizes = self.numbers::<T>(node.len)?;
-        let values = self.array(field.data_type(), child_plan(plan, 0)?)?;
+        let (offsets, sizes) = (self.numbers::<T>(node.len)?, self.numbers::<T>(node.len)?);
+        let values = self.list_values(values)?;
         if self.validate {
             validate::list_views(&offsets, &sizes, values.len())?;
-            if !field.is_nullable() {
-                not_null(None, &values)?;
-            }
         }
         let buffers = vec![offsets.into_inner(), sizes.into_inner()];
         Ok(array.nulls(nulls).buffers(buffers).add_child_data(values))
+    }
+
+    /// What the lists consist of, of whatever number.
+    fn list_values(&mut self, (field, plan): (&FieldRef, &Plan)) -> Result<ArrayData, Fault> {
+        let values = self.array(field.data_type(), child_plan(plan, 0)?)?;
+        if self.validate && !field.is_nullable() {
+            not_null(None, &values)?;
+        }
+        Ok(values)
     }
 
     fn union(

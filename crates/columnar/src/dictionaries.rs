@@ -14,7 +14,7 @@ use crate::Fault;
 struct Dictionary {
     /// The first, then its deltas.
     parts: Vec<ArrayData>,
-    /// Memory that the parts keep.
+    /// Memory that the parts keep, and that they are themselves.
     bytes: usize,
 }
 
@@ -27,7 +27,8 @@ pub(crate) struct Dictionaries {
 }
 
 impl Dictionaries {
-    /// Adds `values`, which keep `bytes` of memory.
+    /// Adds `values`, which keep `bytes` of memory beside their own. Those of no bytes count too, or a sender could add them for
+    /// ever.
     pub(crate) fn insert(
         &mut self,
         id: i64,
@@ -49,6 +50,7 @@ impl Dictionaries {
             self.bytes -= entry.bytes;
             *entry = Dictionary::default();
         }
+        let bytes = bytes + size_of_tree(&values);
         entry.parts.push(values);
         entry.bytes += bytes;
         self.bytes += bytes;
@@ -80,6 +82,13 @@ impl Dictionaries {
             None => ArrayData::new_empty(value_type),
         }
     }
+}
+
+/// Memory of an array's description.
+fn size_of_tree(array: &ArrayData) -> usize {
+    size_of_val(array)
+        + size_of_val(array.buffers())
+        + array.child_data().iter().map(size_of_tree).sum::<usize>()
 }
 
 /// Whether dictionaries of such values are sent and read in parts. Others are sent anew: joining what holds dictionaries

@@ -13,14 +13,15 @@ use arrow_array::{
     Array, ArrayRef, BooleanArray, Decimal128Array, Int32Array, Int64Array, ListViewArray, RecordBatch,
     RecordBatchOptions, RunArray, StringArray, StringViewArray, UnionArray, make_array,
 };
-use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, ScalarBuffer};
+use arrow_buffer::{Buffer, NullBuffer, ScalarBuffer};
 use arrow_data::ArrayData;
-use arrow_ipc as ipc;
 use arrow_schema::{DataType, Field, Schema, UnionFields, UnionMode};
 use thallus_columnar::{
-    DecodeOptions, Decoder, EncodeOptions, Encoder, Error, Event, Fault, Kind, Limits, Message, Misaligned,
-    Need, PREFIX, StreamReader,
+    DecodeOptions, Decoder, EncodeOptions, Encoder, Error, Fault, Kind, Limits, Message, Misaligned, Need,
+    StreamReader,
 };
+
+use arrays::{aligned, feed, stream};
 
 fn batch(column: ArrayRef) -> RecordBatch {
     RecordBatch::try_from_iter([("c", column)]).unwrap()
@@ -33,48 +34,6 @@ fn encoded(column: impl Array + 'static) -> Message {
         Encoder::new(&batch.schema(), EncodeOptions::default()).unwrap().batch(&batch).unwrap();
     assert_eq!(messages.len(), 1);
     messages.remove(0)
-}
-
-fn stream(batches: &[RecordBatch]) -> Vec<u8> {
-    let mut encoder = Encoder::new(&batches[0].schema(), EncodeOptions::default()).unwrap();
-    let mut bytes = Vec::new();
-    encoder.schema().write_to(&mut bytes).unwrap();
-    for batch in batches {
-        encoder.batch(batch).unwrap().iter().for_each(|message| message.write_to(&mut bytes).unwrap());
-    }
-    encoder.end().write_to(&mut bytes).unwrap();
-    bytes
-}
-
-fn aligned(bytes: &[u8]) -> Buffer {
-    let mut buffer = MutableBuffer::new(bytes.len());
-    buffer.extend_from_slice(bytes);
-    buffer.into()
-}
-
-/// Feeds a whole stream, with `lend` making memory of each body.
-fn feed(
-    decoder: &mut Decoder,
-    mut rest: &[u8],
-    mut lend: impl FnMut(&[u8]) -> Buffer,
-) -> Result<Vec<RecordBatch>, Error> {
-    let mut batches = Vec::new();
-    loop {
-        match decoder.need() {
-            Need::Prefix => {
-                decoder.prefix(rest.split_off(..PREFIX).unwrap().try_into().unwrap())?;
-            }
-            Need::Metadata(len) => {
-                decoder.metadata(rest.split_off(..len).unwrap())?;
-            }
-            Need::Body(len) => {
-                if let Event::Batch(batch) = decoder.body(lend(rest.split_off(..len).unwrap()))? {
-                    batches.push(batch);
-                }
-            }
-            Need::Nothing => return Ok(batches),
-        }
-    }
 }
 
 #[test]
@@ -305,122 +264,4 @@ fn a_decoder_that_is_used_wrongly_says_so() {
     let twice = [&stream[..schema_len], &stream].concat();
     let error = feed(&mut Decoder::default(), &twice, aligned).unwrap_err();
     assert!(matches!(error, Error::Metadata("a second schema")), "{error}");
-}
-
-/// A record batch message as a hostile writer would make it.
-fn forged(
-    nodes: &[(i64, i64)],
-    buffers: &[(i64, i64)],
-    variadic: &[i64],
-    compressed: bool,
-    body: &[u8],
-) -> Vec<u8> {
-    let mut builder = flatbuffers::FlatBufferBuilder::new();
-    let nodes: Vec<_> = nodes.iter().map(|(len, nulls)| ipc::FieldNode::new(*len, *nulls)).collect();
-    let buffers: Vec<_> = buffers.iter().map(|(offset, len)| ipc::Buffer::new(*offset, *len)).collect();
-    let rows = nodes[0].length();
-    let nodes = builder.create_vector(&nodes);
-    let buffers = builder.create_vector(&buffers);
-    let variadic = builder.create_vector(variadic);
-    let compression = ipc::BodyCompressionBuilder::new(&mut builder).finish();
-    let mut batch = ipc::RecordBatchBuilder::new(&mut builder);
-    batch.add_length(rows);
-    batch.add_nodes(nodes);
-    batch.add_buffers(buffers);
-    batch.add_variadicBufferCounts(variadic);
-    if compressed {
-        batch.add_compression(compression);
-    }
-    let batch = batch.finish().as_union_value();
-    let mut message = ipc::MessageBuilder::new(&mut builder);
-    message.add_version(ipc::MetadataVersion::V5);
-    message.add_header_type(ipc::MessageHeader::RecordBatch);
-    message.add_header(batch);
-    message.add_bodyLength(body.len() as i64);
-    let message = message.finish();
-    builder.finish(message, None);
-    let metadata = builder.finished_data();
-    [&[255; 4], &(metadata.len() as u32).to_le_bytes()[..], metadata, body].concat()
-}
-
-fn refusal(data_type: DataType, message: &[u8]) -> Error {
-    let schema = Schema::new(vec![Field::new("c", data_type, true)]);
-    let mut stream = Encoder::new(&schema, EncodeOptions::default()).unwrap().schema().header().to_vec();
-    stream.extend_from_slice(message);
-    feed(&mut Decoder::default(), &stream, aligned).unwrap_err()
-}
-
-fn refusal_of_none(data_type: DataType, message: &[u8]) {
-    let schema = Schema::new(vec![Field::new("c", data_type, true)]);
-    let encoder = Encoder::new(&schema, EncodeOptions::default()).unwrap();
-    let stream = [encoder.schema().header(), message, encoder.end().header()].concat();
-    assert_eq!(feed(&mut Decoder::default(), &stream, aligned).unwrap().len(), 1);
-}
-
-#[test]
-fn forged_batches_are_refused() {
-    let body = [0; 64];
-    let compressed = forged(&[(1, 0)], &[(0, 0), (0, 4)], &[], true, &body);
-    assert!(matches!(refusal(DataType::Int32, &compressed), Error::Unsupported("a compressed body")));
-
-    for buffers in [[(0, 0), (64, 4)], [(0, 0), (i64::MAX, 4)], [(0, 0), (-8, 8)], [(0, 0), (0, -1)]] {
-        let outside = forged(&[(1, 0)], &buffers, &[], false, &body);
-        assert!(matches!(refusal(DataType::Int32, &outside), Error::Buffers));
-    }
-    let overlapping = forged(&[(1, 0)], &[(0, 40), (0, 40)], &[], false, &body);
-    assert!(matches!(refusal(DataType::Int32, &overlapping), Error::Buffers));
-
-    let fault = |data_type, message: &[u8]| match refusal(data_type, message) {
-        Error::Column { fault, .. } => fault,
-        error => panic!("{error}"),
-    };
-    let short = forged(&[(17, 0)], &[(0, 0), (0, 64)], &[], false, &body);
-    assert!(matches!(fault(DataType::Int32, &short), Fault::Short { needed: 68, actual: 64 }));
-    let no_nulls = forged(&[(1, 1)], &[(0, 1), (8, 4)], &[], false, &[255; 64]);
-    assert!(matches!(fault(DataType::Int32, &no_nulls), Fault::NullCount));
-    let left_over = forged(&[(1, 0)], &[(0, 0), (0, 4), (8, 4)], &[], false, &body);
-    assert!(matches!(fault(DataType::Int32, &left_over), Fault::Shape));
-    let many_views = forged(&[(1, 0)], &[(0, 0), (0, 16)], &[i64::MAX], false, &body);
-    assert!(matches!(fault(DataType::Utf8View, &many_views), Fault::Shape));
-    let descending: Vec<u8> = [0_i32, 3, 1].iter().flat_map(|offset| offset.to_le_bytes()).collect();
-    let descending =
-        forged(&[(2, 0)], &[(0, 0), (0, 12), (12, 3)], &[], false, &[&descending[..], b"abc"].concat());
-    assert!(matches!(fault(DataType::Utf8, &descending), Fault::Offsets));
-    let huge = DataType::new_fixed_size_list(DataType::Null, i32::MAX, true);
-    let endless = forged(&[(i32::MAX.into(), 0), (1, 1)], &[(0, 0)], &[], false, &[]);
-    assert!(matches!(fault(huge, &endless), Fault::Child { actual: 1, .. }));
-}
-
-#[test]
-fn a_view_does_not_cut_a_character() {
-    // "é" is bytes 4 and 5, and the last two.
-    let data = "aaaaé".repeat(4);
-    let views = |start: usize, len: usize| {
-        let data = data.as_bytes();
-        let prefix = u32::from_le_bytes(data[start..start + 4].try_into().unwrap());
-        let view = len as u128 | u128::from(prefix) << 32 | (start as u128) << 96;
-        let body = [&view.to_le_bytes(), data].concat();
-        forged(&[(1, 0)], &[(0, 0), (0, 16), (16, data.len() as i64)], &[1], false, &body)
-    };
-    for (start, len) in [(5, 13), (0, 17), (5, 14)] {
-        let error = refusal(DataType::Utf8View, &views(start, len));
-        assert!(matches!(error, Error::Column { fault: Fault::Utf8, .. }), "{start} {len} {error}");
-        refusal_of_none(DataType::BinaryView, &views(start, len));
-    }
-    refusal_of_none(DataType::Utf8View, &views(0, 24));
-    refusal_of_none(DataType::Utf8View, &views(4, 14));
-}
-
-/// A hundred thousand views that each name the same million bytes, which are no string as a whole.
-#[test]
-fn strings_that_share_bytes_cost_no_more_than_there_are() {
-    let (views, bytes) = (100_000_usize, 1_000_000_usize);
-    let view = (bytes as u128 - 1) | u128::from(u32::from_le_bytes(*b"aaaa")) << 32;
-    let mut body: Vec<u8> = std::iter::repeat_n(view.to_le_bytes(), views).flatten().collect();
-    body.resize(views * 16 + bytes - 1, b'a');
-    body.push(0xff);
-    let buffers = [(0, 0), (0, views as i64 * 16), (views as i64 * 16, bytes as i64)];
-    let message = forged(&[(views as i64, 0)], &buffers, &[1], false, &body);
-    let error = refusal(DataType::Utf8View, &message);
-    assert!(matches!(error, Error::Column { fault: Fault::SharedViews, .. }), "{error}");
 }

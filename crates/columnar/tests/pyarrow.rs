@@ -88,7 +88,6 @@ fn through_pyarrow(peer: &mut Peer, schema: &SchemaRef, batches: &[RecordBatch],
 }
 
 #[test]
-#[ignore = "needs pyarrow: scripts/test columns"]
 fn pyarrow_reads_every_type_and_writes_it_back() {
     let mut peer = Peer::start("echo");
     for data_type in flat_types() {
@@ -122,7 +121,6 @@ fn with_deltas(batch: RecordBatch) -> RecordBatch {
 }
 
 #[test]
-#[ignore = "needs pyarrow: scripts/test columns"]
 fn pyarrow_follows_dictionaries_that_grow_and_change() {
     let mut peer = Peer::start("echo");
     let random = &mut Random(1);
@@ -156,7 +154,6 @@ fn pyarrow_follows_dictionaries_that_grow_and_change() {
 }
 
 #[test]
-#[ignore = "needs pyarrow: scripts/test columns"]
 fn we_read_what_pyarrow_writes() {
     let mut peer = Peer::start("own");
     let mut names = Vec::new();
@@ -186,7 +183,6 @@ fn we_read_what_pyarrow_writes() {
 }
 
 #[test]
-#[ignore = "needs pyarrow: scripts/test columns"]
 fn pyarrow_reads_large_columns_in_pieces() {
     let mut peer = Peer::start("echo");
     let schema = Arc::new(Schema::new(vec![

@@ -16,6 +16,8 @@ use tempfile::TempDir;
 use thallus_columnar::scan::{Client, CursorId, Failure, Frame, FrameLimits, HEADER, Header};
 use thallus_columnar::write_all_vectored;
 
+pub(crate) const TRANSPORTS: [&str; 4] = ["scatter", "rpc", "ipc", "flight"];
+
 /// Nothing that is waited for takes this long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -97,7 +99,7 @@ pub(crate) fn expected(folder: &TempDir, sql: &str) -> RecordBatch {
 }
 
 /// A program without settings of the caller.
-fn program(path: impl AsRef<Path>) -> Command {
+pub(crate) fn program(path: impl AsRef<Path>) -> Command {
     let mut command = Command::new(path.as_ref());
     for (name, _) in std::env::vars_os() {
         if name == "LD_PRELOAD" || name.to_string_lossy().starts_with("THALLUS") {
@@ -118,10 +120,19 @@ pub(crate) fn client_program() -> Command {
     program(path)
 }
 
+/// What the library counted in the one process that has left a file here.
+pub(crate) fn statistics(folder: &Path) -> serde_json::Value {
+    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
+}
+
 /// A server that ends with its value.
 pub(crate) struct Server {
-    process: Child,
+    pub(crate) process: Child,
     pub(crate) address: String,
+    /// Of Arrow Flight.
+    pub(crate) flight: String,
     log: Receiver<String>,
 }
 
@@ -132,17 +143,18 @@ impl Server {
 
     /// The command lacks only where to listen.
     pub(crate) fn spawn(command: &mut Command) -> Self {
-        let command = command.args(["--listen", "127.0.0.1:0"]);
+        let command = command.args(["--listen", "127.0.0.1:0", "--flight-listen", "127.0.0.1:0"]);
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (sender, log) = channel();
         let errors = BufReader::new(process.stderr.take().unwrap());
         std::thread::spawn(move || {
             errors.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
-        let mut address = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut address).unwrap();
-        assert!(address.ends_with('\n'), "the server did not start: {:?}", log.iter().collect::<Vec<_>>());
-        Self { process, address: address.trim_end().to_owned(), log }
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let (Some(address), Some(flight)) = (lines.next(), lines.next()) else {
+            panic!("the server did not start: {:?}", log.iter().collect::<Vec<_>>());
+        };
+        Self { process, address, flight, log }
     }
 
     /// Waits for a line of the log with all `words`.
@@ -158,6 +170,21 @@ impl Server {
         }
     }
 
+    /// Waits until the server has used so much time of a CPU.
+    pub(crate) fn worked(&self, time: Duration) {
+        let ticks = |field: usize| {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap();
+            // See proc_pid_stat(5): user time is field 14, system time 15; the name, which ends with `)`, field 2.
+            let fields = stat.rsplit_once(") ").unwrap().1;
+            fields.split(' ').nth(field - 3).unwrap().parse::<u64>().unwrap()
+        };
+        let wanted =
+            ticks(14) + ticks(15) + time.as_millis() as u64 * rustix::param::clock_ticks_per_second() / 1000;
+        while ticks(14) + ticks(15) < wanted {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Asks the server to end, and expects that it does so well.
     pub(crate) fn stop(mut self) {
         signal(&self.process, Signal::TERM);
@@ -168,7 +195,8 @@ impl Server {
     /// The client's program with these options.
     pub(crate) fn client(&self, options: &[&str]) -> Command {
         let mut command = client_program();
-        command.args(["--connect", &self.address]).args(options);
+        let address = if options.contains(&"flight") { &self.flight } else { &self.address };
+        command.args(["--connect", address]).args(options);
         command
     }
 

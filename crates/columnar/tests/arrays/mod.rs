@@ -1,21 +1,22 @@
-//! Arrays of any type, made up from a seed.
+//! Arrays of any type, made up from a seed, and streams of them.
 
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::sync::Arc;
 
-use arrow_array::builder::{BinaryViewBuilder, StringViewBuilder};
-use arrow_array::types::{Int16Type, Int32Type, Int64Type};
+use arrow_array::builder::GenericByteViewBuilder;
+use arrow_array::types::{BinaryViewType, ByteViewType, Int16Type, Int32Type, Int64Type, StringViewType};
 use arrow_array::{
     Array, ArrayRef, BinaryArray, BooleanArray, FixedSizeListArray, GenericListArray, GenericListViewArray,
     LargeBinaryArray, LargeStringArray, MapArray, NullArray, OffsetSizeTrait, RecordBatch,
     RecordBatchOptions, RunArray, StringArray, StructArray, UnionArray, make_array,
 };
-use arrow_buffer::{ArrowNativeType, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_buffer::{ArrowNativeType, Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_data::{ArrayData, BufferSpec, layout};
 use arrow_schema::{
     DataType, Field, FieldRef, Fields, IntervalUnit, Schema, SchemaRef, TimeUnit, UnionFields, UnionMode,
 };
+use thallus_columnar::{Decoder, EncodeOptions, Encoder, Error, Event, Need, PREFIX};
 
 /// SplitMix64: seeds that proptest shrinks and prints are all the state there is.
 #[derive(Debug, Clone)]
@@ -163,20 +164,8 @@ fn whole(random: &mut Random, data_type: &DataType, len: usize, nullable: bool, 
         DataType::LargeUtf8 => Arc::new(LargeStringArray::from_iter(strings(random, len, nulls.as_ref()))),
         DataType::Binary => Arc::new(BinaryArray::from_iter(strings(random, len, nulls.as_ref()))),
         DataType::LargeBinary => Arc::new(LargeBinaryArray::from_iter(strings(random, len, nulls.as_ref()))),
-        DataType::Utf8View => {
-            let mut builder = StringViewBuilder::new().with_fixed_block_size(64);
-            strings(random, len, nulls.as_ref())
-                .iter()
-                .for_each(|value| builder.append_option(value.as_ref()));
-            Arc::new(builder.finish())
-        }
-        DataType::BinaryView => {
-            let mut builder = BinaryViewBuilder::new().with_fixed_block_size(64);
-            strings(random, len, nulls.as_ref())
-                .iter()
-                .for_each(|value| builder.append_option(value.as_ref()));
-            Arc::new(builder.finish())
-        }
+        DataType::Utf8View => views::<StringViewType>(random, len, nulls.as_ref()),
+        DataType::BinaryView => views::<BinaryViewType>(random, len, nulls.as_ref()),
         DataType::List(item) => list::<i32>(random, item, len, nulls, shape),
         DataType::LargeList(item) => list::<i64>(random, item, len, nulls, shape),
         DataType::ListView(item) => list_view::<i32>(random, item, len, nulls, shape),
@@ -211,7 +200,7 @@ fn whole(random: &mut Random, data_type: &DataType, len: usize, nullable: bool, 
             let [BufferSpec::FixedWidth { byte_width, .. }] = layout(data_type).buffers[..] else {
                 panic!("{data_type} is not done");
             };
-            let mut bytes = arrow_buffer::MutableBuffer::new(len * byte_width);
+            let mut bytes = MutableBuffer::new(len * byte_width);
             bytes.extend_from_slice(&random.bytes(len * byte_width));
             if shape.tame {
                 let most = if *data_type == DataType::Date64 { 0 } else { 63 };
@@ -233,6 +222,15 @@ fn fixed(data_type: &DataType, len: usize, bytes: Buffer, nulls: Option<NullBuff
 fn strings(random: &mut Random, len: usize, nulls: Option<&NullBuffer>) -> Vec<Option<String>> {
     let value = |row| nulls.is_none_or(|nulls| nulls.is_valid(row)).then(|| random.string());
     (0..len).map(value).collect()
+}
+
+fn views<T: ByteViewType>(random: &mut Random, len: usize, nulls: Option<&NullBuffer>) -> ArrayRef
+where
+    String: AsRef<T::Native>,
+{
+    let mut builder = GenericByteViewBuilder::<T>::new().with_fixed_block_size(64);
+    strings(random, len, nulls).iter().for_each(|value| builder.append_option(value.as_ref()));
+    Arc::new(builder.finish())
 }
 
 fn struct_array(
@@ -306,7 +304,7 @@ pub(crate) fn dictionary(
     nulls: Option<NullBuffer>,
 ) -> ArrayRef {
     let width = keys.primitive_width().unwrap();
-    let mut bytes = arrow_buffer::MutableBuffer::new(len * width);
+    let mut bytes = MutableBuffer::new(len * width);
     for row in 0..len {
         let valid = nulls.as_ref().is_none_or(|nulls| nulls.is_valid(row));
         let key = if valid { random.below(values.len()) as u64 } else { random.next() };
@@ -370,4 +368,46 @@ pub(crate) fn contains(outer: &[Buffer], inner: &[u8]) -> bool {
         let (outer, inner) = (outer.as_slice().as_ptr_range(), inner.as_ptr_range());
         outer.start <= inner.start && inner.end <= outer.end
     })
+}
+
+pub(crate) fn stream(batches: &[RecordBatch]) -> Vec<u8> {
+    let mut encoder = Encoder::new(&batches[0].schema(), EncodeOptions::default()).unwrap();
+    let mut bytes = Vec::new();
+    encoder.schema().write_to(&mut bytes).unwrap();
+    for batch in batches {
+        encoder.batch(batch).unwrap().iter().for_each(|message| message.write_to(&mut bytes).unwrap());
+    }
+    encoder.end().write_to(&mut bytes).unwrap();
+    bytes
+}
+
+pub(crate) fn aligned(bytes: &[u8]) -> Buffer {
+    let mut buffer = MutableBuffer::new(bytes.len());
+    buffer.extend_from_slice(bytes);
+    buffer.into()
+}
+
+/// Feeds a whole stream, with `lend` making memory of each body.
+pub(crate) fn feed(
+    decoder: &mut Decoder,
+    mut rest: &[u8],
+    mut lend: impl FnMut(&[u8]) -> Buffer,
+) -> Result<Vec<RecordBatch>, Error> {
+    let mut batches = Vec::new();
+    loop {
+        match decoder.need() {
+            Need::Prefix => {
+                decoder.prefix(rest.split_off(..PREFIX).unwrap().try_into().unwrap())?;
+            }
+            Need::Metadata(len) => {
+                decoder.metadata(rest.split_off(..len).unwrap())?;
+            }
+            Need::Body(len) => {
+                if let Event::Batch(batch) = decoder.body(lend(rest.split_off(..len).unwrap()))? {
+                    batches.push(batch);
+                }
+            }
+            Need::Nothing => return Ok(batches),
+        }
+    }
 }

@@ -1,0 +1,70 @@
+//! `thallus bench arrow`: results of `demo-server`, by each transport that `demo-client` has.
+//!
+//! Both are programs of their own, so that this one need not bring DuckDB. A case is a query. For each case servers are
+//! started, with the library and without; then, round by round, every way in turn is taken by a client, which asks several times
+//! on one connection. In between the client also measures how fast it copies the same bytes within its memory.
+//!
+//! | module | |
+//! |---|---|
+//! | `plan` | cases and ways |
+//! | `measure` | starts the programs, compares checksums, reads counters |
+//! | `results` | medians; what was won and lost |
+//! | `page`, `plot` | HTML with SVG in it; tables |
+
+mod measure;
+mod page;
+mod plan;
+mod plot;
+mod results;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+
+/// Measures query results of demo-server: columns of lineitem, sizes, types; the transport alone and with the query.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A folder with TPC-H's lineitem.parquet (scripts/bench-arrow makes one).
+    #[arg(long, value_name = "DIR")]
+    dataset: PathBuf,
+    /// Measurements of each case by each way, in turn.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Only cases whose name contains this text (repeatable; --list shows the names).
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+    /// Write the results as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page with plots.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Print the names of the cases and exit.
+    #[arg(long)]
+    list: bool,
+}
+
+/// # Errors
+/// No case is left, a program or the library is missing, one of them failed, or two ways gave different rows.
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let cases = plan::cases(&args.only);
+    ensure!(!cases.is_empty(), "no case has such a name; see --list");
+    if args.list {
+        return crate::print(&cases.iter().map(|case| format!("{}\n", case.name())).collect::<String>());
+    }
+    let machine = super::machine::facts();
+    let results = measure::run(&args.dataset, &cases, args.rounds)?;
+    crate::print(&page::markdown(&machine, &results, args.rounds))?;
+    if let Some(path) = &args.json {
+        let json = results::json(&machine, &results, args.rounds);
+        write(path, &format!("{json:#}\n"))?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &page::html(&machine, &results, args.rounds)?)?;
+    }
+    Ok(())
+}
+
+fn write(path: &PathBuf, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}

@@ -1,0 +1,138 @@
+//! The batches of a query's result: as DuckDB computes them, or from memory.
+
+use std::collections::{HashMap, VecDeque};
+use std::slice;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arrow_array::{RecordBatch, RecordBatchOptions};
+use arrow_schema::SchemaRef;
+use arrow_select::concat::concat_batches;
+use duckdb::{Connection, Statement};
+use thallus_columnar::scan::{Code, Failure};
+
+use crate::sql;
+
+/// What is sent at a time holds DuckDB's chunks, of 2,048 rows each, up to this number …
+pub(crate) const CHUNKS: usize = 64;
+/// … or until it has so many bytes.
+pub(crate) const BYTES: usize = 4 << 20;
+
+/// A result, from which batches are taken one by one.
+pub(crate) struct Rows<'a> {
+    schema: SchemaRef,
+    source: Source<'a>,
+}
+
+enum Source<'a> {
+    /// With the rest of a batch that was too large.
+    Query(Box<Statement<'a>>, VecDeque<RecordBatch>),
+    Held(slice::Iter<'a, RecordBatch>),
+}
+
+impl<'a> Rows<'a> {
+    /// Begins a query, if it may be asked.
+    pub(crate) fn select(connection: &'a Connection, sql: &str) -> Result<Self, Failure> {
+        let refused = |message| Failure { code: Code::Query, message };
+        let database = |error: duckdb::Error| refused(sql::message(&error));
+        sql::check(connection, sql).map_err(refused)?;
+        // Should anything have passed the check.
+        connection.execute_batch("BEGIN TRANSACTION READ ONLY").map_err(database)?;
+        let mut statement = connection.prepare(sql).map_err(database)?;
+        let schema = statement.stream_arrow([]).map_err(database)?.get_schema();
+        Ok(Self { schema, source: Source::Query(Box::new(statement), VecDeque::new()) })
+    }
+
+    pub(crate) fn of(held: &'a Held) -> Self {
+        Self { schema: held.schema.clone(), source: Source::Held(held.batches.iter()) }
+    }
+
+    pub(crate) fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// None at the end.
+    pub(crate) fn next(&mut self) -> Result<Option<RecordBatch>, Failure> {
+        let (statement, parts) = match &mut self.source {
+            Source::Query(statement, parts) => (statement, parts),
+            Source::Held(batches) => return Ok(batches.next().cloned()),
+        };
+        if let Some(part) = parts.pop_front() {
+            return Ok(Some(part));
+        }
+        let chunk = statement.step();
+        let chunk = chunk.map_err(|error| Failure { code: Code::Query, message: sql::message(&error) })?;
+        let Some(chunk) = chunk else { return Ok(None) };
+        let (_, columns, _) = chunk.into_parts();
+        let count = columns.first().map_or(0, |column| column.len());
+        let options = RecordBatchOptions::new().with_row_count(Some(count));
+        let batch = RecordBatch::try_new_with_options(self.schema.clone(), columns, &options);
+        let batch =
+            batch.map_err(|error| own(&format!("DuckDB's chunk does not fit its schema: {error}")))?;
+        parts.extend(split(batch));
+        Ok(parts.pop_front())
+    }
+
+    /// Batches for one message, and their bytes; none at the end.
+    pub(crate) fn some(&mut self) -> Result<Vec<RecordBatch>, Failure> {
+        let (mut batches, mut bytes) = (Vec::new(), 0);
+        while batches.len() < CHUNKS && bytes < BYTES {
+            let Some(batch) = self.next()? else { break };
+            bytes += batch.get_array_memory_size();
+            batches.push(batch);
+        }
+        Ok(batches)
+    }
+
+    /// Those in one batch, by copying if there are several.
+    pub(crate) fn joined(&mut self) -> Result<Option<RecordBatch>, Failure> {
+        let mut batches = self.some()?;
+        if batches.len() < 2 {
+            return Ok(batches.pop());
+        }
+        concat_batches(&self.schema, &batches).map(Some).map_err(|error| own(&error.to_string()))
+    }
+}
+
+/// The batch, or parts of it that are slices.
+fn split(batch: RecordBatch) -> Vec<RecordBatch> {
+    let (rows, bytes) = (batch.num_rows(), batch.get_array_memory_size());
+    if bytes <= BYTES || rows < 2 {
+        return vec![batch];
+    }
+    let most = rows.div_ceil(bytes.div_ceil(BYTES));
+    (0..rows).step_by(most).map(|first| batch.slice(first, most.min(rows - first))).collect()
+}
+
+/// A whole result.
+#[derive(Debug)]
+pub(crate) struct Held {
+    schema: SchemaRef,
+    batches: Vec<RecordBatch>,
+}
+
+/// Results by their queries, so that measurements of a transport do not measure DuckDB.
+#[derive(Debug, Default)]
+pub(crate) struct Store(Mutex<HashMap<String, Arc<Held>>>);
+
+impl Store {
+    /// The result of a query, run only if it is not there yet. Its batches are as large as what is sent at a time.
+    pub(crate) fn result(&self, connection: &Connection, sql: &str) -> Result<Arc<Held>, Failure> {
+        let mut results = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = results.get(sql) {
+            return Ok(held.clone());
+        }
+        let mut rows = Rows::select(connection, sql)?;
+        let mut batches = Vec::new();
+        while let Some(batch) = rows.joined()? {
+            batches.push(batch);
+        }
+        let held = Arc::new(Held { schema: rows.schema.clone(), batches });
+        results.insert(sql.to_owned(), held.clone());
+        Ok(held)
+    }
+}
+
+/// The server's own trouble.
+pub(crate) fn own(message: &str) -> Failure {
+    Failure { code: Code::Other(0), message: message.to_owned() }
+}
