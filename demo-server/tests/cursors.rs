@@ -68,6 +68,36 @@ fn twenty_cancelled_scans_leave_nothing() {
 }
 
 #[test]
+fn memory_is_bounded_by_credits_and_comes_back() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let sql = "SELECT range AS i, 'name ' || range AS name FROM range(1000000000000)";
+    server.run(&["--sql", "FROM numbers", "--summary"]).summary();
+    let before = server.resident();
+    let mut slow: Vec<_> = (0..8).map(|_| Steps::connect(&server)).collect();
+    for client in &mut slow {
+        let cursor = client.open(sql).unwrap();
+        client.iterate(cursor, 1000);
+        assert_eq!(client.batch(cursor), 0);
+    }
+    // Each query has a frame of 4 MiB and a little on its way and one that waits, and DuckDB its buffers.
+    let during = server.resident();
+    assert!(during < before + (8 * 24 << 20), "{before} {during}");
+    drop(slow);
+    for _ in 0..8 {
+        server.logged(&["client gone", "queries are running"]);
+    }
+    let mut client = Steps::connect(&server);
+    for _ in 0..1000 {
+        let cursor = client.open(sql).unwrap();
+        client.cancel(cursor);
+        client.finalize(cursor);
+    }
+    let after = server.resident();
+    assert!(after < before + (96 << 20), "{before} {during} {after}");
+}
+
+#[test]
 fn finalizing_ends_one_cursor_alone() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
