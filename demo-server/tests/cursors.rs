@@ -279,7 +279,7 @@ fn clients_do_not_wait_for_each_other() {
 #[test]
 fn flight_has_the_same_limits() {
     let folder = dataset();
-    let options = ["--max-cursors", "1", "--max-queries", "2", "--max-clients", "2", "--idle", "2"];
+    let options = ["--max-cursors", "1", "--max-queries", "2", "--max-clients", "2"];
     let server = Server::start(&folder, &options);
     let endless = || {
         let mut command = server.client(&["--sql", ENDLESS, "--out", "-", "--transport", "flight"]);
@@ -289,20 +289,16 @@ fn flight_has_the_same_limits() {
         output.read_line(&mut String::new()).unwrap();
         (client, output)
     };
-    let refused = |word: &str| {
-        let outcome = server.run(&["--sql", "SELECT 1", "--transport", "flight"]);
-        assert_eq!(outcome.status, Some(1), "{outcome:?}");
-        assert!(outcome.errors.contains(word), "{outcome:?}");
-    };
     let mut steps = Steps::connect(&server);
     steps.open(ENDLESS).unwrap();
     assert_eq!(steps.open(ENDLESS).unwrap_err().code, Code::Limit);
     let (mut client, output) = endless();
-    refused("transport error");
+    let refused = server.run(&["--sql", "SELECT 1", "--transport", "flight"]);
+    assert_eq!(refused.status, Some(1), "{refused:?}");
     server.logged(&["2 clients are connected"]);
     drop(output);
     client.wait().unwrap();
-    server.logged(&["client gone", "1 queries are running"]);
+    server.logged(&["gone; 1 queries are running"]);
 
     let mut other = Steps::connect(&server);
     other.open(ENDLESS).unwrap();
@@ -313,10 +309,21 @@ fn flight_has_the_same_limits() {
     drop(other);
     server.logged(&["gone; 1 queries are running"]);
     server.run(&["--sql", "FROM pairs", "--transport", "flight"]).assert_ok();
-    // A connection that says nothing is closed.
-    let mut silent = TcpStream::connect(&server.flight).unwrap();
+}
+
+#[test]
+fn flight_clients_that_say_or_read_nothing_are_cut_off() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--idle", "2"]);
+    let _silent = TcpStream::connect(&server.flight).unwrap();
     server.logged(&["has said nothing for 2 s"]);
-    let _ = std::io::copy(&mut silent, &mut std::io::sink());
+    let mut command = server.client(&["--sql", ENDLESS, "--out", "-", "--transport", "flight"]);
+    let mut client = command.stdout(Stdio::piped()).spawn().unwrap();
+    server.logged(&["no request for 2 s; sent", "0 queries are running"]);
+    // It learns so when it reads on.
+    let mut output = client.stdout.take().unwrap();
+    std::io::copy(&mut output, &mut std::io::sink()).unwrap();
+    assert_eq!(client.wait().unwrap().code(), Some(1));
 }
 
 #[test]
