@@ -72,8 +72,8 @@ impl<'a> Rows<'a> {
         Ok(parts.pop_front())
     }
 
-    /// Batches for one message, and their bytes; none at the end.
-    pub(crate) fn some(&mut self) -> Result<Vec<RecordBatch>, Failure> {
+    /// Batches for one message; none at the end.
+    fn some(&mut self) -> Result<Vec<RecordBatch>, Failure> {
         let (mut batches, mut bytes) = (Vec::new(), 0);
         while batches.len() < CHUNKS && bytes < BYTES {
             let Some(batch) = self.next()? else { break };

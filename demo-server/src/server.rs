@@ -60,6 +60,7 @@ pub(crate) struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.server.clients().flights -= 1;
+        log!("client {}: gone; {} queries are running", self.id, self.server.queries());
     }
 }
 
@@ -140,8 +141,9 @@ impl Server {
         clients.sessions.insert(id, session.clone());
         let server = self.clone();
         let thread = thread::Builder::new().name(format!("client {id}")).spawn(move || {
-            session.serve();
+            let how = session.serve();
             server.clients().sessions.remove(&id);
+            log!("client {id}: {how}; {} queries are running", server.queries());
         });
         if let Err(error) = thread {
             clients.sessions.remove(&id);

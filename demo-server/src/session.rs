@@ -73,8 +73,8 @@ impl Session {
         Ok(Self { server, id, stream, state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// Answers the client until it goes, then ends what it has left.
-    pub(crate) fn serve(self: &Arc<Self>) {
+    /// Answers the client until it goes, then ends what it has left. Returns why it has gone.
+    pub(crate) fn serve(self: &Arc<Self>) -> String {
         let address = self.stream.peer_addr().map_or_else(|error| error.to_string(), |peer| peer.to_string());
         log!("client {}: connected from {address}", self.id);
         let how = match self.converse() {
@@ -82,7 +82,7 @@ impl Session {
             Err(error) => format!("{error:#}"),
         };
         self.close();
-        log!("client {}: {how}; {} queries are running", self.id, self.server.queries());
+        how
     }
 
     fn converse(self: &Arc<Self>) -> Result<()> {

@@ -45,12 +45,6 @@ impl Drop for Cursor {
     }
 }
 
-impl Drop for Client {
-    fn drop(&mut self) {
-        log!("client {}: gone; {} queries are running", self.place.id, self.place.server.queries());
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Link {
     stream: TcpStream,

@@ -185,6 +185,13 @@ impl Server {
         }
     }
 
+    /// Bytes of memory that the server occupies.
+    pub(crate) fn resident(&self) -> u64 {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.process.id())).unwrap();
+        // See proc_pid_statm(5): the second number, in pages.
+        statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * rustix::param::page_size() as u64
+    }
+
     /// Asks the server to end, and expects that it does so well.
     pub(crate) fn stop(mut self) {
         signal(&self.process, Signal::TERM);
