@@ -42,6 +42,7 @@ use thiserror::Error;
 use crate::arena::Role;
 use crate::control::{Control, end};
 use crate::lending::{AREA_BYTES, Area, LOANS_BYTES};
+use crate::process;
 use crate::reason::Reason;
 use crate::ring::{
     CLASSES, Consumer, DIRECTION_BYTES, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size,
@@ -263,9 +264,9 @@ impl Segment {
         self
     }
 
-    /// Whether the process at the other end was this one's user's: one that may do anything to this one anyway.
+    /// Whether the process at the other end was one that may do anything to this one anyway.
     pub(crate) fn peer_is_trusted(&self) -> bool {
-        self.peer_uid == Some(rustix::process::geteuid().as_raw())
+        self.peer_uid.is_some_and(process::is_open_to)
     }
 
     /// The memory that the two ends lend each other, mapped into this process when first asked for. Fails with
