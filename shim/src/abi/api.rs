@@ -62,7 +62,7 @@ pub unsafe extern "C" fn thallus_allocate(
 ) -> *mut raw::Memory {
     object(|| {
         there(address)?;
-        let memory = ops::lending::area(fd)?.allocate(bytes)?;
+        let memory = ops::lending::allocate(fd, bytes)?;
         // SAFETY: the caller's pointer.
         unsafe { address.write(memory.address().as_ptr().cast()) };
         Ok(memory)
