@@ -12,22 +12,29 @@
  * other. Memory that is lent is not part of the byte stream. The owner writes to it, lends it, and sends the handle to
  * its peer in the protocol of the two programs; the peer reads the memory in place, or copies out of it, and gives it
  * back. So bytes are copied once or not at all, where the stream copies them twice. A handle is of use once, on the
- * connection that it was made for, at the other end.
+ * connection that it was made for, at the other end. If the connection goes back to TCP, what has been
+ * lent stays lent and can be taken, but not by another program that the connection is passed to.
  *
- * All functions may be called by any thread, but not by signal handlers. Those that fail set errno; it is one of those named
- * here or one of mremap(2)'s or madvise(2)'s. None waits for the peer. In a child made by fork(2), what its parent
- * allocated or borrowed can be read and freed, which gives nothing back; the parent does that.
+ * All functions may be called by any thread, but not by signal handlers. Those that fail set errno: EFAULT for a null pointer,
+ * one of those named here, or one of mremap(2)'s or madvise(2)'s. None waits for the peer. In a child made by fork(2), what
+ * its parent allocated or borrowed can be read and freed, which gives nothing back; the parent does that.
  */
 #ifndef THALLUS_H
 #define THALLUS_H
 
 #include <dlfcn.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 
 #ifdef __cplusplus
 extern "C" {
+#endif
+
+/* Older C libraries have it for GNU sources only. */
+#ifndef RTLD_DEFAULT
+#define RTLD_DEFAULT ((void *)0)
 #endif
 
 /* The version of this interface. Functions and fields are only ever added. */
@@ -40,7 +47,7 @@ extern "C" {
 
 /* Flags of a status. */
 #define THALLUS_CAN_LEND 1 /* thallus_allocate() may succeed */
-#define THALLUS_TRUSTED 2  /* thallus_borrow() may succeed: the peer was a process of the same user when they met */
+#define THALLUS_TRUSTED 2  /* thallus_borrow() may succeed: when they met the peer was a process that may trace this one */
 #define THALLUS_RETURNED 4 /* it had left TCP, and went back */
 
 struct thallus_status {
@@ -79,8 +86,8 @@ int thallus_status(int fd, struct thallus_status *status);
 /*
  * Allocates memory that can be lent to the peer. Its address, on a page, goes to *address; what it holds at first is
  * undefined. NULL: EOPNOTSUPP if the connection is not over shared memory, or its segment was made without room for loans;
- * ENOBUFS if less than bytes is free within THALLUS_LEND; EBUSY if another process that shares this end has
- * allocated on it; EAGAIN if another thread is just about to; EINVAL for 0 bytes; ENOTCONN as above.
+ * ENOBUFS if as much is not free within THALLUS_LEND, where sizes count up to a quarter more; ENOMEM if the system has none;
+ * EBUSY if another process that shares this end has allocated on it; EINVAL for 0 bytes; ENOTCONN as above.
  */
 struct thallus_memory *thallus_allocate(int fd, size_t bytes, void **address);
 
@@ -106,8 +113,8 @@ void thallus_free(struct thallus_memory *memory);
 /*
  * Takes a loan of the peer's. Address and size go to *address and *bytes; they stay until thallus_return(), also if
  * the connection is closed meanwhile. NULL: EPERM if the peer is not trusted, for it could change what has been
- * checked (use thallus_pull()); EINVAL if there is no such loan, or it has been taken; EOPNOTSUPP, EAGAIN and ENOTCONN as
- * for thallus_allocate().
+ * checked (use thallus_pull()); EINVAL if there is no such loan, or it has been taken; EOPNOTSUPP if the
+ * connection never was over shared memory; ENOTCONN as above.
  */
 struct thallus_loan *thallus_borrow(int fd, const struct thallus_handle *handle, const void **address, size_t *bytes);
 
@@ -142,11 +149,11 @@ static inline int thallus_find(struct thallus_functions *functions) {
         "thallus_api",  "thallus_status", "thallus_allocate", "thallus_lend", "thallus_loans",
         "thallus_free", "thallus_borrow", "thallus_return",   "thallus_pull",
     };
-    void **function = (void **)functions;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        function[i] = dlsym(RTLD_DEFAULT, names[i]);
-        if (!function[i])
+        void *const function = dlsym(RTLD_DEFAULT, names[i]);
+        if (!function)
             return -1;
+        memcpy((unsigned char *)functions + i * sizeof function, &function, sizeof function);
     }
     return 0;
 }

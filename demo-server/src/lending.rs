@@ -16,7 +16,7 @@ pub(crate) struct Bodies {
 }
 
 impl Bodies {
-    /// Copies the bodies, once: DuckDB has its memory back. None if the connection can't lend so much, or not now.
+    /// Copies the bodies, once; the messages are kept until the loan is sent. None if the connection can't lend so much, or not now.
     pub(crate) fn copy(stream: &TcpStream, messages: &[Message]) -> Option<Self> {
         let bytes = messages.iter().map(Message::body_len).sum();
         if bytes < LEAST {

@@ -3,8 +3,6 @@
 
 use rustix::io::Errno;
 
-/// Most buffers in one call (readv(2), `IOV_MAX`).
-const MOST: usize = 1024;
 /// Most bytes in one call (read(2): `0x7ffff000`).
 const MOST_BYTES: usize = 0x7fff_f000;
 /// Nothing is mapped below, so that a null pointer with an offset is caught too.
@@ -21,10 +19,13 @@ pub struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
+    /// Most buffers in one call (readv(2), `IOV_MAX`).
+    pub const MOST: usize = 1024;
+
     /// Checks the list as the kernel does: `EINVAL` for too many buffers or bytes, `EFAULT` for pointers
     /// that can't be the application's.
     pub fn new(list: &'a [libc::iovec]) -> Result<Self, Errno> {
-        if list.len() > MOST {
+        if list.len() > Self::MOST {
             return Err(Errno::INVAL);
         }
         let mut left = 0usize;

@@ -445,13 +445,13 @@ impl Connection {
         self.segment().and_then(Segment::link).map(|link| link.wake().as_raw_fd())
     }
 
-    /// The memory that the two ends lend each other. Fails as [`Segment::area`] does.
+    /// The memory that the two ends lend each other. What has been lent is of use also after a return to TCP, but no more
+    /// is to be allocated then. Fails as [`Segment::area`] does.
     pub fn area(&self) -> Result<Arc<Area>, Errno> {
-        let segment = self.segment().filter(|_| self.is_active() && !self.has_returned());
-        segment.ok_or(Errno::OPNOTSUPP)?.area()
+        self.segment().filter(|_| self.is_active()).ok_or(Errno::OPNOTSUPP)?.area()
     }
 
-    /// Whether the process at the other end was this one's user's, when they met on this host.
+    /// Whether the process at the other end was, when they met on this host, one that may do anything to this one anyway.
     pub fn peer_is_trusted(&self) -> bool {
         self.segment().is_some_and(Segment::peer_is_trusted)
     }

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MremapFlags, madvise, mremap, munmap};
@@ -109,6 +109,8 @@ pub struct Area {
     pid: u32,
     token: u64,
     pool: Mutex<Pool>,
+    /// Of the process that this one was forked from.
+    parents: OnceLock<Arc<Self>>,
 }
 
 // SAFETY: the mapping is shared memory made of atomics, and of bytes that belong to whoever holds a `Memory` or `Loan`.
@@ -148,8 +150,17 @@ impl Area {
             role,
             pid: process::id(),
             token: u64::from_ne_bytes(token) | 1,
-            pool: Mutex::new(Pool::default()),
+            pool: Mutex::new(Pool {
+                last_number: (u64::from_ne_bytes(token) >> 32) as u32,
+                ..Pool::default()
+            }),
+            parents: OnceLock::new(),
         })
+    }
+
+    /// Drops `parents`, the area that this one replaces, no earlier than this one.
+    pub(crate) fn keep(&self, parents: Arc<Self>) {
+        let _ = self.parents.set(parents);
     }
 
     /// Whether this process made it: a fork needs its own.
@@ -186,7 +197,8 @@ impl Area {
     ///
     /// # Errors
     /// `ENOBUFS` if as much is not free within the limit (`THALLUS_LEND`); `EBUSY` in a process whose parent, child or
-    /// sibling has allocated on the same connection; `EINVAL` for nothing; else as madvise(2), `MADV_POPULATE_WRITE`.
+    /// sibling has allocated on the same connection; `EINVAL` for nothing; `ENOMEM` if the system has none; else as
+    /// madvise(2), `MADV_POPULATE_WRITE`.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Memory, Errno> {
         match bytes {
             0 => return Err(Errno::INVAL),
@@ -202,25 +214,44 @@ impl Area {
         let length = rounded(bytes as u64);
         let mut pool = self.pool();
         self.collect(&mut pool);
-        let offset = pool.take_spare(length).map_or_else(|| self.take_new(&mut pool, length, limit), Ok)?;
+        let spare = pool.take_spare(length);
+        let offset = spare.map_or_else(|| self.find_room(&mut pool, length, limit), Ok)?;
         pool.taken.insert(offset, Taken { length, loans: Vec::new(), dropped: false });
+        drop(pool);
+        if spare.is_none() {
+            self.populate(offset, length)?;
+        }
         Ok(Memory { area: Arc::clone(self), offset, bytes })
     }
 
-    /// Memory that has no pages yet.
-    fn take_new(&self, pool: &mut Pool, length: u64, limit: u64) -> Result<u64, Errno> {
-        if pool.used() + pool.spare() + length > limit {
-            self.discard(pool, 0);
-        }
+    /// A place that has no pages.
+    fn find_room(&self, pool: &mut Pool, length: u64, limit: u64) -> Result<u64, Errno> {
         if pool.used() + length > limit {
             return Err(Errno::NOBUFS);
         }
-        let offset = pool.gap(length).ok_or(Errno::NOBUFS)?;
+        let gap = pool.gap(length).filter(|_| pool.used() + pool.spare() + length <= limit);
+        gap.or_else(|| {
+            self.discard(pool, 0);
+            pool.gap(length)
+        })
+        .ok_or(Errno::NOBUFS)
+    }
+
+    /// Gives memory to what has just been taken, or unmakes that. Not under the lock: it takes a while.
+    fn populate(&self, offset: u64, length: u64) -> Result<(), Errno> {
+        let populated = self.advise(offset, length, Advice::LinuxPopulateWrite);
+        if populated.is_err() {
+            // A part may have pages.
+            let _ = self.advise(offset, length, Advice::LinuxRemove);
+            self.pool().taken.remove(&offset);
+        }
+        populated.map_err(|errno| if errno == Errno::FAULT { Errno::NOMEM } else { errno })
+    }
+
+    fn advise(&self, offset: u64, length: u64, advice: Advice) -> Result<(), Errno> {
+        let start = self.at(self.ours(), offset).as_ptr().cast();
         // SAFETY: whole pages of our own mapping that hold nothing in use.
-        unsafe {
-            madvise(self.at(self.ours(), offset).as_ptr().cast(), length as usize, Advice::LinuxPopulateWrite)
-        }?;
-        Ok(offset)
+        unsafe { madvise(start, length as usize, advice) }
     }
 
     /// Enters what the peer has given back.
@@ -252,10 +283,7 @@ impl Area {
         while spare > most
             && let Some((offset, length)) = pool.spares.pop_last()
         {
-            // SAFETY: whole pages of our own mapping that hold nothing in use.
-            let _ = unsafe {
-                madvise(self.at(self.ours(), offset).as_ptr().cast(), length as usize, Advice::LinuxRemove)
-            };
+            let _ = self.advise(offset, length, Advice::LinuxRemove);
             spare -= length;
         }
     }
@@ -291,7 +319,7 @@ struct Pool {
     free_loans: Vec<u32>,
     /// Loans that were never used begin here.
     unused_loans: u32,
-    /// The number of the last loan.
+    /// The number of the last loan. The first is random, so that a handle means nothing on another connection.
     last_number: u32,
 }
 

@@ -1,15 +1,30 @@
+use std::os::fd::OwnedFd;
+
+use rustix::mm::{MprotectFlags, mprotect};
+
 use super::*;
 use crate::segment::Segment;
 
 /// Both ends of a segment, in one process.
 fn ends() -> (Arc<Area>, Arc<Area>) {
+    let (server, client, _) = ends_and_file();
+    (server, client)
+}
+
+/// The same, and the file behind them.
+fn ends_and_file() -> (Arc<Area>, Arc<Area>, OwnedFd) {
     let nonce = *b"0123456789abcdef";
     let (server, fd) = Segment::create(nonce).unwrap();
     let client = Segment::accept(&fd, nonce).unwrap();
     assert_eq!(server.area().unwrap_err(), Errno::OPNOTSUPP, "the client is not there yet");
     assert!(client.set_ready());
     // The segments go, the areas stay.
-    (server.area().unwrap(), client.area().unwrap())
+    (server.area().unwrap(), client.area().unwrap(), fd)
+}
+
+/// Bytes of memory behind the file.
+fn resident(file: &OwnedFd) -> u64 {
+    rustix::fs::fstat(file).unwrap().st_blocks.cast_unsigned() * 512
 }
 
 fn fill(memory: &Memory, byte: u8) {
@@ -157,4 +172,156 @@ fn handles_that_lie_are_refused() {
     assert_eq!(memory.lend(0, 11).unwrap_err(), Errno::INVAL);
     assert_eq!(memory.lend(usize::MAX, 2).unwrap_err(), Errno::INVAL);
     assert_eq!(client.borrow(good).unwrap().bytes(), 10);
+}
+
+#[test]
+fn memory_goes_back_to_the_system() {
+    let (server, client, file) = ends_and_file();
+    let before = resident(&file);
+    let memory = server.allocate(32 << 20).unwrap();
+    assert_eq!(resident(&file), before + PAGE + (32 << 20), "the table, and what is lent");
+    let loan = client.borrow(memory.lend(0, 32 << 20).unwrap()).unwrap();
+    drop(memory);
+    assert_eq!(server.usage(), (32 << 20, 0));
+    drop(loan);
+    assert_eq!(server.usage(), (0, 0));
+    assert_eq!(resident(&file), before + PAGE);
+}
+
+#[test]
+fn an_allocation_that_fails_midway_leaves_nothing() {
+    let (server, _client, file) = ends_and_file();
+    let before = resident(&file);
+    let hole = server.at(server.ours(), 1 << 20).as_ptr().cast();
+    // SAFETY: of our own mapping, which nobody uses.
+    unsafe { mprotect(hole, PAGE as usize, MprotectFlags::READ) }.unwrap();
+    server.allocate(2 << 20).unwrap_err();
+    assert_eq!((server.usage(), resident(&file)), ((0, 0), before + PAGE), "the table");
+    // SAFETY: as above.
+    unsafe { mprotect(hole, PAGE as usize, MprotectFlags::READ | MprotectFlags::WRITE) }.unwrap();
+    fill(&server.allocate(2 << 20).unwrap(), 1);
+}
+
+#[test]
+fn spares_make_way_for_what_fits_nowhere_between_them() {
+    let (server, _client) = ends();
+    let mut pool = server.pool();
+    pool.spares.extend((0..8).map(|index| (index * (128 << 20), PAGE)));
+    assert_eq!(server.find_room(&mut pool, 200 << 20, AREA_BYTES as u64), Ok(0));
+    assert_eq!(pool.spare(), 0);
+}
+
+#[test]
+fn what_can_not_be_had_costs_no_spares() {
+    let (server, _client) = ends();
+    let limit = settings().lend_bytes as usize;
+    let _memory = server.allocate(1).unwrap();
+    drop(server.allocate(50_000).unwrap());
+    let usage = server.usage();
+    assert!(usage.1 >= 50_000);
+    assert_eq!(server.allocate(limit).unwrap_err(), Errno::NOBUFS);
+    assert_eq!(server.usage(), usage);
+}
+
+#[test]
+fn a_handle_means_nothing_on_another_connection() {
+    let [(first, _), (second, client)] = [ends(), ends()];
+    let memories = [&first, &second].map(|owner| owner.allocate(10).unwrap());
+    let [foreign, good] = memories.each_ref().map(|memory| memory.lend(0, 10).unwrap());
+    assert_eq!(client.borrow(foreign).unwrap_err(), Errno::INVAL);
+    assert_eq!(client.borrow(good).unwrap().bytes(), 10);
+}
+
+/// Numbers without a pattern, the same each time (Marsaglia, "Xorshift RNGs", 2003).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// Two live allocations never share a byte, whatever the borrower does.
+#[test]
+fn threads_allocate_lend_and_give_back_at_once() {
+    const THREADS: u64 = 4;
+    const ROUNDS: usize = 1500;
+    let (server, client, file) = ends_and_file();
+    let before = resident(&file);
+    std::thread::scope(|scope| {
+        for thread in 1..=THREADS {
+            let (server, client) = (&server, &client);
+            scope.spawn(move || {
+                let mut dice = Dice(thread);
+                let mut loans = Vec::new();
+                for _ in 0..ROUNDS {
+                    let memory = server.allocate(1 + dice.below(60_000) as usize).unwrap();
+                    let sign = dice.below(256) as u8;
+                    fill(&memory, sign);
+                    for _ in 0..dice.below(3) {
+                        let loan = client.borrow(memory.lend(0, memory.bytes()).unwrap()).unwrap();
+                        loans.push((loan, sign));
+                    }
+                    while loans.len() > 20 {
+                        let (loan, sign) = loans.swap_remove(dice.below(loans.len() as u64) as usize);
+                        assert!(bytes(&loan).iter().all(|&byte| byte == sign));
+                    }
+                }
+                for (loan, sign) in loans {
+                    assert!(bytes(&loan).iter().all(|&byte| byte == sign));
+                }
+            });
+        }
+    });
+    let (used, spare) = server.usage();
+    assert!(used == 0 && spare <= SPARE, "{used} {spare}");
+    assert_eq!(resident(&file), before + PAGE + spare, "the table, and what is kept");
+}
+
+/// A peer that writes to the tables costs its owner loans, but never confuses the books.
+#[test]
+fn a_table_that_lies_confuses_nobody() {
+    let (server, client) = ends();
+    let mut dice = Dice(7);
+    let mut live: Vec<Memory> = Vec::new();
+    let mut loans = Vec::new();
+    for _ in 0..3000 {
+        let table = server.table(dice.below(2) as usize);
+        if dice.below(50) == 0 {
+            table.owner.store([0, server.token, dice.0][dice.below(3) as usize], Ordering::Relaxed);
+        }
+        let last = server.pool().last_number;
+        let number = last.wrapping_sub(dice.below(20) as u32).wrapping_add(dice.below(3) as u32);
+        let lie = [word(number, dice.below(4)), dice.0, 0][dice.below(3) as usize];
+        table.loans[dice.below(40) as usize].store(lie, Ordering::Relaxed);
+        if let Ok(memory) = server.allocate(1 + dice.below(20_000) as usize) {
+            fill(&memory, 1);
+            if let Ok(handle) = memory.lend(0, memory.bytes()) {
+                loans.extend(client.borrow(handle));
+            }
+            live.push(memory);
+        }
+        while live.len() > 30 {
+            live.swap_remove(dice.below(30) as usize);
+        }
+        if dice.below(3) == 0 {
+            loans.clear();
+        }
+        let mut places: Vec<_> = live.iter().map(|memory| (memory.offset, memory.bytes as u64)).collect();
+        places.sort_unstable();
+        assert!(places.is_sorted_by(|a, b| a.0 + a.1 <= b.0));
+        let pool = server.pool();
+        let all = pool.taken.iter().map(|(&offset, taken)| (offset, taken.length));
+        let mut all: Vec<_> =
+            all.chain(pool.spares.iter().map(|(&offset, &spare)| (offset, spare))).collect();
+        all.sort_unstable();
+        assert!(all.is_sorted_by(|a, b| a.0 + a.1 <= b.0));
+        let mut out: Vec<_> = pool.taken.values().flat_map(|taken| &taken.loans).map(|loan| loan.0).collect();
+        out.extend(&pool.free_loans);
+        out.sort_unstable();
+        assert!(out.is_sorted_by(|a, b| a < b), "a place in the table is used once");
+    }
 }

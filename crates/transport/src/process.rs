@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::process::DumpableBehavior;
+
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 static PID: AtomicU32 = AtomicU32::new(0);
 
@@ -34,6 +36,21 @@ pub fn thread() -> u32 {
             thread
         }
     })
+}
+
+/// What ids look like that have no mapping in this user namespace (user_namespaces(7)): anyone's.
+const UNMAPPED: u32 = 65534;
+
+/// Whether every process of `user` may trace the calling thread, and so do anything to it: all user ids are that one, and
+/// the process may be dumped (ptrace(2), "Ptrace access mode checking"). Security modules may forbid it still.
+pub(crate) fn is_open_to(user: u32) -> bool {
+    let [mut real, mut effective, mut saved] = [UNMAPPED; 3];
+    // SAFETY: all three can be written.
+    let known = unsafe { libc::getresuid(&raw mut real, &raw mut effective, &raw mut saved) } == 0;
+    known
+        && user != UNMAPPED
+        && [real, effective, saved] == [user; 3]
+        && matches!(rustix::process::dumpable_behavior(), Ok(DumpableBehavior::Dumpable))
 }
 
 /// To be called first in a forked child.

@@ -28,8 +28,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
@@ -42,6 +42,7 @@ use thiserror::Error;
 use crate::arena::Role;
 use crate::control::{Control, end};
 use crate::lending::{AREA_BYTES, Area, LOANS_BYTES};
+use crate::process;
 use crate::reason::Reason;
 use crate::ring::{
     CLASSES, Consumer, DIRECTION_BYTES, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size,
@@ -138,7 +139,9 @@ pub struct Segment {
     lendable: bool,
     /// The effective user of the process at the other end, when they met.
     peer_uid: Option<u32>,
-    area: Mutex<Option<Arc<Area>>>,
+    /// Made of an [`Arc`] when first asked for; null before. A fork's may be its parent's. No lock: a fork could inherit it
+    /// held.
+    area: AtomicPtr<Area>,
     link: OnceLock<Link>,
 }
 
@@ -157,6 +160,11 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // Before the memory that it reaches goes.
         self.link.take();
+        let area = *self.area.get_mut();
+        if !area.is_null() {
+            // SAFETY: `area` made it of an Arc, whose count it has kept.
+            drop(unsafe { Arc::from_raw(area) });
+        }
         // SAFETY: this is the mapping that `map` made, and nobody refers to it any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), SEGMENT_BYTES) };
     }
@@ -252,8 +260,11 @@ impl Segment {
                 0,
             )?
         };
+        // A core dump would give every page of it memory, and write it.
+        // SAFETY: this only says what a core dump leaves out.
+        let _ = unsafe { madvise(base, SEGMENT_BYTES, Advice::LinuxDontDump) };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        let area = Mutex::new(None);
+        let area = AtomicPtr::new(std::ptr::null_mut());
         Ok(Self { base, role, alone, lendable: false, peer_uid: None, area, link: OnceLock::new() })
     }
 
@@ -263,27 +274,51 @@ impl Segment {
         self
     }
 
-    /// Whether the process at the other end was this one's user's: one that may do anything to this one anyway.
+    /// Whether the process at the other end was one that may do anything to this one anyway.
     pub(crate) fn peer_is_trusted(&self) -> bool {
-        self.peer_uid == Some(rustix::process::geteuid().as_raw())
+        self.peer_uid.is_some_and(process::is_open_to)
     }
 
-    /// The memory that the two ends lend each other, mapped into this process when first asked for. Fails with
-    /// `EOPNOTSUPP` where there is none, `EAGAIN` if another thread is inside, else as mremap(2).
+    /// The memory that the two ends lend each other, mapped into this process when first asked for. Stays of use when the
+    /// connection has gone back to TCP. Fails with `EOPNOTSUPP` where there is none, else as mremap(2).
     pub(crate) fn area(&self) -> Result<Arc<Area>, Errno> {
-        if !self.lendable || !self.is_ready() {
+        let met = matches!(self.header().ready.load(Ordering::Acquire), READY | DOWN);
+        if !self.lendable || !met {
             return Err(Errno::OPNOTSUPP);
         }
-        // A fork may have inherited the lock, held by a thread that it does not have.
-        let mut area = self.area.try_lock().map_err(|_| Errno::AGAIN)?;
-        if let Some(area) = area.as_ref().filter(|area| area.is_this_process()) {
-            return Ok(Arc::clone(area));
+        let mut known = self.area.load(Ordering::Acquire);
+        // SAFETY: null, or made of an Arc that is kept as long as `self`.
+        if unsafe { known.as_ref() }.is_none_or(|area| !area.is_this_process()) {
+            known = self.map_area(known)?;
         }
+        // SAFETY: as above; this count is the caller's.
+        unsafe { Arc::increment_strong_count(known) };
+        // SAFETY: as above.
+        Ok(unsafe { Arc::from_raw(known) })
+    }
+
+    /// Puts a new area in place of `known`, unless another thread has been faster.
+    #[cold]
+    fn map_area(&self, known: *mut Area) -> Result<*mut Area, Errno> {
         // SAFETY: inside the mapping; see the layout above.
         let loans = unsafe { self.base.add(LOANS_OFFSET) };
         // SAFETY: a shared mapping of a file that goes on as the layout says, because it is sealed at that size.
-        let mapped = Arc::new(unsafe { Area::map(loans, self.role) }?);
-        Ok(Arc::clone(area.insert(mapped)))
+        let area = Arc::into_raw(Arc::new(unsafe { Area::map(loans, self.role) }?)).cast_mut();
+        match self.area.compare_exchange(known, area, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) if known.is_null() => {}
+            Ok(_) => {
+                // SAFETY: the count that the segment had; other threads may still look at it, so it stays as long.
+                let parents = unsafe { Arc::from_raw(known) };
+                // SAFETY: made above, and kept as long as `self`.
+                unsafe { &*area }.keep(parents);
+            }
+            Err(faster) => {
+                // SAFETY: made above, and nobody has seen it.
+                drop(unsafe { Arc::from_raw(area) });
+                return Ok(faster);
+            }
+        }
+        Ok(area)
     }
 
     fn header(&self) -> &Header {
@@ -647,6 +682,58 @@ mod tests {
         assert_eq!((server.greeting(), client.greeting()), (Greeting::Done, Greeting::Done));
         let alone = Segment::create_alone(Role::Client, Greeting::OwesHello).unwrap();
         assert_eq!(alone.greeting(), Greeting::OwesHello);
+    }
+
+    #[test]
+    fn threads_find_the_same_area_at_once() {
+        let (server, fd) = Segment::create(NONCE).unwrap();
+        let client = Segment::accept(&fd, NONCE).unwrap();
+        assert!(client.set_ready());
+        let find = || -> Vec<_> { (0..5000).map(|_| Arc::as_ptr(&server.area().unwrap()).addr()).collect() };
+        let found = std::thread::scope(|scope| {
+            [(); 4].map(|()| scope.spawn(find)).map(|thread| thread.join().unwrap()).concat()
+        });
+        assert!(found.iter().all(|&area| area == found[0]));
+    }
+
+    #[test]
+    fn what_is_lent_outlives_a_return_to_tcp() {
+        let (server, fd) = Segment::create(NONCE).unwrap();
+        let client = Segment::accept(&fd, NONCE).unwrap();
+        assert!(client.set_ready());
+        let memory = server.area().unwrap().allocate(1).unwrap();
+        let handle = memory.lend(0, 1).unwrap();
+        client.take_down();
+        assert_eq!(client.area().unwrap().borrow(handle).unwrap().bytes(), 1);
+        assert_eq!(server.area().unwrap().usage().1, 0);
+    }
+
+    /// What smaps (proc_pid_smaps(5)) says of the mapping at `address`.
+    fn flags_of(address: NonNull<u8>) -> String {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        for line in maps.lines() {
+            let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            let ends = range.map(|(start, end)| [start, end].map(|end| usize::from_str_radix(end, 16)));
+            if let Some([Ok(start), Ok(end)]) = ends {
+                inside = (start..end).contains(&address.addr().get());
+            } else if inside && line.starts_with("VmFlags:") {
+                return line.to_owned();
+            }
+        }
+        panic!("{address:?} is not mapped");
+    }
+
+    #[test]
+    fn core_dumps_leave_segments_and_areas_out() {
+        let (server, fd) = Segment::create(NONCE).unwrap();
+        let client = Segment::accept(&fd, NONCE).unwrap();
+        assert!(client.set_ready());
+        let memory = client.area().unwrap().allocate(1).unwrap();
+        for address in [server.base, client.base, memory.address()] {
+            let flags = flags_of(address);
+            assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
+        }
     }
 
     #[test]

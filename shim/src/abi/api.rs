@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::io::Errno;
 use thallus_api::raw;
+use thallus_transport::buffers::Buffers;
 use thallus_transport::lending::{Handle, Loan, Memory};
 
 use crate::{errno, ops};
@@ -38,6 +39,7 @@ pub extern "C" fn thallus_api() -> c_uint {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thallus_status(fd: c_int, status: *mut raw::Status) -> c_int {
     number(|| {
+        there(status)?;
         // SAFETY: the caller's struct begins with its size.
         let size = unsafe { (*status).size } as usize;
         if size < std::mem::offset_of!(raw::Status, ring_bytes_sent) {
@@ -59,7 +61,8 @@ pub unsafe extern "C" fn thallus_allocate(
     address: *mut *mut c_void,
 ) -> *mut raw::Memory {
     object(|| {
-        let memory = ops::lending::area(fd)?.allocate(bytes)?;
+        there(address)?;
+        let memory = ops::lending::allocate(fd, bytes)?;
         // SAFETY: the caller's pointer.
         unsafe { address.write(memory.address().as_ptr().cast()) };
         Ok(memory)
@@ -74,6 +77,8 @@ pub unsafe extern "C" fn thallus_lend(
     handle: *mut raw::Handle,
 ) -> c_int {
     number(|| {
+        there(memory)?;
+        there(handle)?;
         // SAFETY: `thallus_allocate` made it of this type, and it has not been freed.
         let lent = unsafe { &*memory.cast::<Memory>() }.lend(offset, bytes)?;
         // SAFETY: the caller's handle.
@@ -85,6 +90,7 @@ pub unsafe extern "C" fn thallus_lend(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thallus_loans(memory: *mut raw::Memory) -> c_int {
     number(|| {
+        there(memory)?;
         // SAFETY: `thallus_allocate` made it of this type, and it has not been freed.
         Ok(unsafe { &*memory.cast::<Memory>() }.loans() as isize)
     }) as c_int
@@ -93,8 +99,11 @@ pub unsafe extern "C" fn thallus_loans(memory: *mut raw::Memory) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thallus_free(memory: *mut raw::Memory) {
     if !memory.is_null() {
-        // SAFETY: `object` made it of a box of this type, and it has not been freed.
-        number(|| Ok(drop(unsafe { Box::from_raw(memory.cast::<Memory>()) })).map(|()| 0));
+        number(|| {
+            // SAFETY: `object` made it of a box of this type, and it has not been freed.
+            drop(unsafe { Box::from_raw(memory.cast::<Memory>()) });
+            Ok(0)
+        });
     }
 }
 
@@ -106,6 +115,8 @@ pub unsafe extern "C" fn thallus_borrow(
     bytes: *mut usize,
 ) -> *mut raw::Loan {
     object(|| {
+        there(address)?;
+        there(bytes)?;
         let loan = ops::lending::borrow(fd, handle_at(handle)?)?;
         // SAFETY: the caller's pointer.
         unsafe { address.write(loan.address().as_ptr().cast()) };
@@ -118,8 +129,11 @@ pub unsafe extern "C" fn thallus_borrow(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thallus_return(loan: *mut raw::Loan) {
     if !loan.is_null() {
-        // SAFETY: `object` made it of a box of this type, and it has not been given back.
-        number(|| Ok(drop(unsafe { Box::from_raw(loan.cast::<Loan>()) })).map(|()| 0));
+        number(|| {
+            // SAFETY: `object` made it of a box of this type, and it has not been given back.
+            drop(unsafe { Box::from_raw(loan.cast::<Loan>()) });
+            Ok(0)
+        });
     }
 }
 
@@ -131,17 +145,26 @@ pub unsafe extern "C" fn thallus_pull(
     count: c_int,
 ) -> isize {
     number(|| {
-        let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-        let list = match count {
-            0 => &[],
-            // SAFETY: the caller's list of so many.
-            _ => unsafe { std::slice::from_raw_parts(target, count) },
+        let list = match usize::try_from(count) {
+            Ok(0) => &[],
+            Ok(count @ 1..=Buffers::MOST) => {
+                there(target)?;
+                // SAFETY: the caller's list of so many.
+                unsafe { std::slice::from_raw_parts(target, count) }
+            }
+            _ => return Err(Errno::INVAL),
         };
         ops::lending::pull(fd, handle_at(handle)?, list).map(usize::cast_signed)
     })
 }
 
+/// As the kernel says it of a null pointer.
+fn there<T>(pointer: *const T) -> Result<(), Errno> {
+    if pointer.is_null() { Err(Errno::FAULT) } else { Ok(()) }
+}
+
 fn handle_at(handle: *const raw::Handle) -> Result<Handle, Errno> {
+    there(handle)?;
     // SAFETY: the caller's handle.
     Handle::of_bytes(&unsafe { handle.read() }.bytes)
 }

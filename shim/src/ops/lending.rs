@@ -1,13 +1,12 @@
 //! What programs ask that know of this library: `thallus.h`.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use thallus_api::raw;
 use thallus_transport::arena::flag;
 use thallus_transport::buffers::Buffers;
-use thallus_transport::lending::{Area, Handle, Loan};
+use thallus_transport::lending::{Handle, Loan, Memory};
 
 use crate::abi::api::text;
 use crate::table::{self, Call};
@@ -33,10 +32,13 @@ pub(crate) fn status(fd: i32) -> Result<raw::Status, Errno> {
         tcp_bytes_received: block.tcp_received.load(Ordering::Relaxed),
         ..raw::Status::default()
     };
+    let area = connection.area();
+    if let Ok(area) = &area {
+        (status.lent_bytes, status.spare_bytes) = area.usage();
+    }
     if connection.has_returned() {
         status.flags |= raw::RETURNED;
     }
-    let area = connection.area();
     if connection.has_returned() || !(area.is_ok() || block.has(flag::READY)) {
         status.reason = text(block.reason().name());
         return Ok(status);
@@ -45,9 +47,8 @@ pub(crate) fn status(fd: i32) -> Result<raw::Status, Errno> {
     if connection.peer_is_trusted() {
         status.flags |= raw::TRUSTED;
     }
-    if let Ok(area) = area {
+    if area.is_ok() {
         status.flags |= raw::CAN_LEND;
-        (status.lent_bytes, status.spare_bytes) = area.usage();
     }
     Ok(status)
 }
@@ -57,9 +58,13 @@ fn enter(fd: i32) -> Result<Call, Errno> {
     table::enter_adult(fd).ok_or_else(|| table::young(fd).map_or(Errno::NOTCONN, |_| Errno::OPNOTSUPP))
 }
 
-/// The memory that the two ends of `fd` lend each other.
-pub(crate) fn area(fd: i32) -> Result<Arc<Area>, Errno> {
-    enter(fd)?.connection().area()
+/// See `thallus_allocate`.
+pub(crate) fn allocate(fd: i32, bytes: usize) -> Result<Memory, Errno> {
+    let call = enter(fd)?;
+    if call.connection().has_returned() {
+        return Err(Errno::OPNOTSUPP);
+    }
+    call.connection().area()?.allocate(bytes)
 }
 
 /// See `thallus_borrow`.
@@ -75,7 +80,7 @@ pub(crate) fn pull(fd: i32, handle: Handle, list: &[libc::iovec]) -> Result<usiz
     if !list.is_empty() && target.left() < handle.bytes() {
         return Err(Errno::MSGSIZE);
     }
-    let loan = area(fd)?.borrow(handle)?;
+    let loan = enter(fd)?.connection().area()?.borrow(handle)?;
     loan.copy_to(&mut target);
     Ok(loan.bytes())
 }

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 
 use thallus_api::{Fabric, Handle, Loan, Memory, Thallus};
 
-use super::peers::{request_echoes, send_all};
+use super::peers::{answer_echoes, ask_for_tcp, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Fd, Leave, fork, quietly};
 use crate::say;
@@ -28,9 +28,19 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::connected("forks", lends_and_forks, borrows_and_forks),
     Behaviour::connected("handles_that_lie", invents_handles, meets_invented_handles),
+    Behaviour::connected("after_the_return_to_tcp", lends_before, takes_after)
+        .tally(Tally::Returned(1), Tally::Returned(1))
+        .alone(&["by-request"]),
+    Behaviour::whole("without_large_files", lends_nothing, meets_no_lender, Tally::Upgraded(1)),
     Behaviour::whole("with_another_user", lends_as_root, takes_as_nobody, Tally::Upgraded(1)).needs_root(),
+    Behaviour::whole("by_root_for_a_user", takes_for_a_user, lends_as_user, Tally::Upgraded(1)).needs_root(),
+    Behaviour::whole("by_one_that_hides", takes_in_hiding, lends_as_user, Tally::Upgraded(1)).needs_root(),
+    Behaviour::whole("among_the_unmapped", takes_unmapped, lends_unmapped, Tally::Upgraded(1)).needs_root(),
 ];
 
+/// Any but root.
+const USER: u32 = 1;
+/// What users without a mapping look like.
 const NOBODY: u32 = 65534;
 
 /// Both ways of taking a loan.
@@ -99,22 +109,42 @@ fn next_handle(fd: Fd) -> Option<Handle> {
     lent.then(|| Handle { bytes: receive_exactly(fd, 32).try_into().expect("32 bytes") })
 }
 
+/// What the peer has said of a body.
+enum Announced {
+    Sent(Vec<u8>),
+    Lent(Handle),
+}
+
+fn announced(fd: Fd) -> Announced {
+    if let Some(handle) = next_handle(fd) {
+        return Announced::Lent(handle);
+    }
+    let length = u64::from_le_bytes(receive_exactly(fd, 8).try_into().expect("8 bytes"));
+    Announced::Sent(receive_exactly(fd, length as usize))
+}
+
 fn take(fd: Fd, how: How, most: usize) -> Taken {
-    let Some(handle) = next_handle(fd) else {
-        let length = u64::from_le_bytes(receive_exactly(fd, 8).try_into().expect("8 bytes"));
-        return Taken::Sent(receive_exactly(fd, length as usize));
-    };
-    let thallus = Thallus::find().expect("only the library lends");
-    match how {
-        // SAFETY: the other side leaves it alone.
-        How::Borrow => Taken::Lent(unsafe { thallus.borrow(borrowed(fd), &handle) }.expect("a loan")),
-        How::Pull => {
-            let mut bytes = vec![0; most];
-            let (start, end) = bytes.split_at_mut(most / 3);
-            let mut target = [IoSliceMut::new(start), IoSliceMut::new(end)];
-            let count = thallus.pull(borrowed(fd), &handle, &mut target).expect("a loan");
-            bytes.truncate(count);
-            Taken::Sent(bytes)
+    announced(fd).take(fd, how, most)
+}
+
+impl Announced {
+    fn take(self, fd: Fd, how: How, most: usize) -> Taken {
+        let handle = match self {
+            Self::Sent(bytes) => return Taken::Sent(bytes),
+            Self::Lent(handle) => handle,
+        };
+        let thallus = Thallus::find().expect("only the library lends");
+        match how {
+            // SAFETY: the other side leaves it alone.
+            How::Borrow => Taken::Lent(unsafe { thallus.borrow(borrowed(fd), &handle) }.expect("a loan")),
+            How::Pull => {
+                let mut bytes = vec![0; most];
+                let (start, end) = bytes.split_at_mut(most / 3);
+                let mut target = [IoSliceMut::new(start), IoSliceMut::new(end)];
+                let count = thallus.pull(borrowed(fd), &handle, &mut target).expect("a loan");
+                bytes.truncate(count);
+                Taken::Sent(bytes)
+            }
         }
     }
 }
@@ -385,25 +415,164 @@ fn takes_as_nobody(side: &Side) {
     quietly(|| {
         calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
         side.sync("lent");
-        let Some(handle) = next_handle(fd) else {
-            let length = u64::from_le_bytes(receive_exactly(fd, 8).try_into().expect("8 bytes"));
-            Pattern::new(1).expect(&receive_exactly(fd, length as usize));
-            side.sync("taken");
-            return;
-        };
-        let thallus = Thallus::find().expect("only the library lends");
-        assert!(!thallus.status(borrowed(fd)).expect("a status").trusted);
-        // SAFETY: it fails.
-        let refused = unsafe { thallus.borrow(borrowed(fd), &handle) }.expect_err("another user's");
-        assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
-        let mut small = [0; 100];
-        let refused = thallus.pull(borrowed(fd), &handle, &mut [IoSliceMut::new(&mut small)]);
-        assert_eq!(refused.map_err(|error| error.raw_os_error()), Err(Some(libc::EMSGSIZE)));
-        let mut bytes = [0; 5000];
-        let pulled = thallus.pull(borrowed(fd), &handle, &mut [IoSliceMut::new(&mut bytes)]);
-        assert_eq!(pulled.expect("a loan"), 5000);
-        Pattern::new(1).expect(&bytes);
+        pulls_only(fd, announced(fd));
         side.sync("taken");
     });
     say!("took from another user");
+}
+
+/// Who is not trusted lends all the same.
+fn pulls_only(fd: Fd, announced: Announced) {
+    let handle = match announced {
+        Announced::Sent(bytes) => return Pattern::new(1).expect(&bytes),
+        Announced::Lent(handle) => handle,
+    };
+    let thallus = Thallus::find().expect("only the library lends");
+    assert!(!thallus.status(borrowed(fd)).expect("a status").trusted);
+    // SAFETY: it fails.
+    let refused = unsafe { thallus.borrow(borrowed(fd), &handle) }.expect_err("not trusted");
+    assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
+    let mut small = [0; 100];
+    let refused = thallus.pull(borrowed(fd), &handle, &mut [IoSliceMut::new(&mut small)]);
+    assert_eq!(refused.map_err(|error| error.raw_os_error()), Err(Some(libc::EMSGSIZE)));
+    let mut bytes = [0; 5000];
+    let pulled = thallus.pull(borrowed(fd), &handle, &mut [IoSliceMut::new(&mut bytes)]);
+    assert_eq!(pulled.expect("a loan"), 5000);
+    Pattern::new(1).expect(&bytes);
+}
+
+fn lends_as_user(side: &Side) {
+    lends_as(side, USER);
+}
+
+fn lends_unmapped(side: &Side) {
+    lends_as(side, NOBODY);
+}
+
+fn lends_as(side: &Side, user: u32) {
+    calls::become_user(user, user).expect("setuid");
+    let fd = side.connect();
+    request_echoes(fd, 50, 1000);
+    lends_bodies_once(side, fd);
+}
+
+/// Serves someone whom it has no reason to trust, once `guard` is up.
+fn takes_guarded(side: &Side, guard: impl FnOnce(Fd)) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    answer_echoes(fd, 50, 1000);
+    quietly(|| {
+        side.sync("lent");
+        guard(fd);
+        pulls_only(fd, announced(fd));
+        side.sync("taken");
+    });
+    say!("took");
+}
+
+/// It is the lender's user for a while, but can be root again.
+fn takes_for_a_user(side: &Side) {
+    takes_guarded(side, |_| {
+        calls::act_for(USER).expect("seteuid");
+        calls::be_dumpable(true);
+    });
+    calls::act_for(0).expect("seteuid");
+}
+
+/// One that has changed its user is not dumpable, until it says so: others of that user can't trace it.
+fn takes_in_hiding(side: &Side) {
+    calls::become_user(USER, USER).expect("setuid");
+    takes_guarded(side, |fd| {
+        calls::be_dumpable(true);
+        if let Some(thallus) = lender(fd) {
+            assert!(thallus.status(borrowed(fd)).expect("a status").trusted);
+        }
+        calls::be_dumpable(false);
+    });
+}
+
+fn takes_unmapped(side: &Side) {
+    calls::become_user(NOBODY, NOBODY).expect("setuid");
+    takes_guarded(side, |_| calls::be_dumpable(true));
+}
+
+/// What was lent before the connection went back is there afterwards, and can be lent again.
+fn lends_before(side: &Side, fd: Fd) {
+    quietly(|| {
+        answer_echoes(fd, 50, 1000);
+        let mut pattern = Pattern::new(1);
+        let memories = [(); 2].map(|()| give_or_send(fd, &pattern.take(5000)));
+        side.sync("lent");
+        answer_echoes(fd, 50, 1000);
+        if let [Some(first), Some(_)] = &memories {
+            let thallus = Thallus::find().expect("it was there before");
+            assert_eq!(lent_bytes(fd), 2 * 8192);
+            let refused = thallus.allocate(borrowed(fd), 1).expect_err("it is back on TCP");
+            assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
+            let again = first.lend(10, 20).expect("few loans are out");
+            send_all(fd, &again.bytes);
+        } else {
+            send_all(fd, &[0; 32]);
+        }
+        side.sync("taken");
+        assert_eq!(memories.iter().flatten().map(Memory::loans).sum::<usize>(), 0);
+        drop(memories);
+        assert_eq!(lent_bytes(fd), 0);
+    });
+    say!("lent");
+}
+
+fn takes_after(side: &Side, fd: Fd) {
+    quietly(|| {
+        request_echoes(fd, 50, 1000);
+        side.sync("lent");
+        ask_for_tcp();
+        // They come while the connection goes back, and are taken when it has.
+        let announced = [(); 2].map(|()| announced(fd));
+        request_echoes(fd, 50, 1000);
+        let mut pattern = Pattern::new(1);
+        let [first, second] = announced;
+        pattern.expect(first.take(fd, How::Borrow, 0).bytes());
+        if let Some(status) = Thallus::find().map(|thallus| thallus.status(borrowed(fd)).expect("a status")) {
+            assert_eq!(status.fabric, Fabric::Tcp);
+            assert_eq!(status.returned, status.ring_bytes_sent > 0, "{status:?}");
+        }
+        pattern.expect(second.take(fd, How::Pull, 5000).bytes());
+        let again = Handle { bytes: receive_exactly(fd, 32).try_into().expect("32 bytes") };
+        if again.bytes != [0; 32] {
+            let thallus = Thallus::find().expect("only the library lends");
+            let expected = &Pattern::new(1).take(5000)[10..30];
+            let mut bytes = [0; 20];
+            let pulled = thallus.pull(borrowed(fd), &again, &mut [IoSliceMut::new(&mut bytes)]);
+            assert_eq!((pulled.expect("a loan"), &bytes[..]), (20, expected));
+        }
+        side.sync("taken");
+    });
+    say!("taken");
+}
+
+/// There is room for the connection in the file that the process may make, but not for loans.
+fn lends_nothing(side: &Side) {
+    calls::limit_resource(libc::RLIMIT_FSIZE, 1 << 30);
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    answer_echoes(fd, 50, 1000);
+    can_not_lend(fd);
+    side.sync("seen");
+}
+
+fn meets_no_lender(side: &Side) {
+    let fd = side.connect();
+    request_echoes(fd, 50, 1000);
+    can_not_lend(fd);
+    side.sync("seen");
+}
+
+fn can_not_lend(fd: Fd) {
+    if let Some(thallus) = Thallus::find() {
+        let status = thallus.status(borrowed(fd)).expect("a status");
+        assert_eq!((status.can_lend, status.lent_bytes), (false, 0), "{status:?}");
+        let refused = thallus.allocate(borrowed(fd), 1).expect_err("no room");
+        assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
+    }
 }

@@ -111,3 +111,20 @@ pub(super) fn own_blocks() -> Vec<&'static Block> {
     });
     blocks.collect()
 }
+
+/// Answers what [`request_echoes`] asks.
+pub(super) fn answer_echoes(fd: Fd, rounds: usize, largest: usize) {
+    for round in 0..rounds {
+        let request = receive_exactly(fd, 1 + round * 7919 % largest);
+        send_all(fd, &request);
+    }
+}
+
+/// Asks for it as `thallus pin` does.
+pub(super) fn ask_for_tcp() {
+    for block in own_blocks() {
+        if let Some(connection) = block.connection() {
+            block.ask_for_tcp(connection);
+        }
+    }
+}

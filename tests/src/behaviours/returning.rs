@@ -7,7 +7,7 @@ use thallus_transport::reason::Reason;
 
 use super::Behaviour;
 use super::Tally;
-use super::peers::{echo, own_blocks, request_echoes, send_all};
+use super::peers::{answer_echoes, ask_for_tcp, echo, own_blocks, request_echoes, send_all};
 use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{Pattern, Side, receive_exactly, receive_pattern, send_pattern};
@@ -159,21 +159,4 @@ fn asks_for_tcp_under_load(side: &Side) {
     let fd = side.connect();
     request_echoes(fd, 100, 3000);
     full_duplex(fd, 31, 32, ask_for_tcp);
-}
-
-/// Answers what [`request_echoes`] asks.
-fn answer_echoes(fd: Fd, rounds: usize, largest: usize) {
-    for round in 0..rounds {
-        let request = receive_exactly(fd, 1 + round * 7919 % largest);
-        send_all(fd, &request);
-    }
-}
-
-/// Asks for it as `thallus pin` does.
-fn ask_for_tcp() {
-    for block in own_blocks() {
-        if let Some(connection) = block.connection() {
-            block.ask_for_tcp(connection);
-        }
-    }
 }

@@ -278,6 +278,19 @@ pub fn become_user(uid: libc::uid_t, gid: libc::gid_t) -> Outcome<()> {
     Ok(())
 }
 
+/// seteuid(2), which can be taken back.
+pub fn act_for(uid: libc::uid_t) -> Outcome<()> {
+    // SAFETY: takes no pointer.
+    Errno::check(unsafe { libc::seteuid(uid) } as isize).map(drop)
+}
+
+/// Whether others of the same user may trace this process: prctl(2), `PR_SET_DUMPABLE`.
+pub fn be_dumpable(yes: bool) {
+    // SAFETY: takes no pointer.
+    let result = unsafe { libc::prctl(libc::PR_SET_DUMPABLE, libc::c_ulong::from(yes), 0, 0, 0) };
+    assert_eq!(result, 0, "prctl: {}", Errno::last());
+}
+
 /// Whether this process is root.
 pub fn is_root() -> bool {
     // SAFETY: takes no pointer.

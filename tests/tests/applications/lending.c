@@ -127,6 +127,25 @@ static unsigned long ask(int fd) {
     return result;
 }
 
+static void refuse_nulls(void) {
+    struct thallus_handle handle = {{0}};
+    const void *address;
+    size_t bytes;
+    struct iovec part = {&bytes, sizeof bytes};
+    check(thallus.status(0, NULL) == -1 && errno == EFAULT, "no status");
+    check(thallus.allocate(0, 1, NULL) == NULL && errno == EFAULT, "no address");
+    check(thallus.lend(NULL, 0, 1, &handle) == -1 && errno == EFAULT, "no memory");
+    check(thallus.loans(NULL) == -1 && errno == EFAULT, "no memory");
+    check(thallus.borrow(0, NULL, &address, &bytes) == NULL && errno == EFAULT, "no handle");
+    check(thallus.borrow(0, &handle, NULL, &bytes) == NULL && errno == EFAULT, "no address");
+    check(thallus.borrow(0, &handle, &address, NULL) == NULL && errno == EFAULT, "no bytes");
+    check(thallus.pull(0, NULL, &part, 1) == -1 && errno == EFAULT, "no handle");
+    check(thallus.pull(0, &handle, NULL, 1) == -1 && errno == EFAULT, "no list");
+    check(thallus.pull(0, &handle, &part, -1) == -1 && errno == EINVAL, "fewer than none");
+    check(thallus.pull(0, &handle, &part, 1025) == -1 && errno == EINVAL, "too many");
+    check(thallus.pull(0, &handle, NULL, 0) == -1 && errno == ENOTCONN, "none");
+}
+
 int main(int count, char **arguments) {
     check(count == 2, "usage: lending REPORT");
     found = thallus_find(&thallus) == 0;
@@ -140,6 +159,7 @@ int main(int count, char **arguments) {
         check(thallus.allocate(0, 1, &address) == NULL && errno == ENOTCONN, "no connection");
         thallus.free(NULL);
         thallus.give_back(NULL);
+        refuse_nulls();
     }
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;

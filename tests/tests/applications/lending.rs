@@ -52,7 +52,18 @@ fn the_header_is_also_cpp_and_old_c() -> Result<()> {
             "#include \"thallus.h\"\nint use(struct thallus_functions *f) { return thallus_find(f); }\n",
         )?;
         let mut compile = scene.plain(program(compiler, package)?);
-        compile.args(arguments).args(["-Wall", "-Wextra", "-Werror", "-fsyntax-only"]).arg(source);
+        compile
+            .args(arguments)
+            .args([
+                "-fsyntax-only",
+                "-O2",
+                "-Wall",
+                "-Wextra",
+                "-Wpedantic",
+                "-Wstrict-aliasing=1",
+                "-Werror",
+            ])
+            .arg(source);
         scene.succeed(compile).context(compiler)?;
     }
     Ok(())
