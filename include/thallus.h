@@ -130,6 +130,12 @@ void thallus_return(struct thallus_loan *loan);
  */
 ssize_t thallus_pull(int fd, const struct thallus_handle *handle, const struct iovec *target, int count);
 
+/*
+ * Gives memory of this end that is kept for later allocations, up to 32 MiB while nothing is lent, back to the system. 0, or -1
+ * as thallus_allocate(). Where nothing was ever allocated there is nothing to do.
+ */
+int thallus_trim(int fd);
+
 /* The functions above, as thallus_find() finds them. */
 struct thallus_functions {
     unsigned (*api)(void);
@@ -141,13 +147,14 @@ struct thallus_functions {
     struct thallus_loan *(*borrow)(int, const struct thallus_handle *, const void **, size_t *);
     void (*give_back)(struct thallus_loan *);
     ssize_t (*pull)(int, const struct thallus_handle *, const struct iovec *, int);
+    int (*trim)(int);
 };
 
 /* 0 if the library is there and has all that this header knows, else -1. */
 static inline int thallus_find(struct thallus_functions *functions) {
     static const char *const names[] = {
         "thallus_api",  "thallus_status", "thallus_allocate", "thallus_lend", "thallus_loans",
-        "thallus_free", "thallus_borrow", "thallus_return",   "thallus_pull",
+        "thallus_free", "thallus_borrow", "thallus_return",   "thallus_pull", "thallus_trim",
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         void *const function = dlsym(RTLD_DEFAULT, names[i]);

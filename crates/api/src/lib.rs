@@ -25,6 +25,7 @@ pub struct Thallus {
     borrow: raw::BorrowFn,
     give_back: raw::ReturnFn,
     pull: raw::PullFn,
+    trim: raw::TrimFn,
 }
 
 /// What carries the bytes of a connection.
@@ -97,6 +98,8 @@ impl Thallus {
             give_back: unsafe { function(&itself, c"thallus_return") }?,
             // SAFETY: as above.
             pull: unsafe { function(&itself, c"thallus_pull") }?,
+            // SAFETY: as above.
+            trim: unsafe { function(&itself, c"thallus_trim") }?,
         })
     }
 
@@ -178,6 +181,18 @@ impl Thallus {
         let pulled =
             unsafe { (self.pull)(fd.as_fd().as_raw_fd(), &raw const *handle, target.as_ptr().cast(), count) };
         usize::try_from(pulled).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+impl Thallus {
+    /// Gives memory of this end that is kept for later allocations back to the system.
+    ///
+    /// # Errors
+    /// As [`Thallus::allocate`].
+    pub fn trim(&self, fd: impl AsFd) -> io::Result<()> {
+        // SAFETY: it takes a number.
+        let result = unsafe { (self.trim)(fd.as_fd().as_raw_fd()) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 

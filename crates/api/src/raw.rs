@@ -67,6 +67,7 @@ pub type FreeFn = unsafe extern "C" fn(*mut Memory);
 pub type BorrowFn = unsafe extern "C" fn(c_int, *const Handle, *mut *const c_void, *mut usize) -> *mut Loan;
 pub type ReturnFn = unsafe extern "C" fn(*mut Loan);
 pub type PullFn = unsafe extern "C" fn(c_int, *const Handle, *const libc::iovec, c_int) -> isize;
+pub type TrimFn = unsafe extern "C" fn(c_int) -> c_int;
 
 // As thallus.h has them; tests/tests/applications/lending.c asserts the same there.
 const _: () = assert!(size_of::<Status>() == 96 && std::mem::offset_of!(Status, ring_bytes_sent) == 16);

@@ -42,7 +42,7 @@ const LOANS: usize = 1024;
 const PAGE: u64 = 4096;
 
 /// Memory that an area keeps for the next allocation when nothing is lent.
-const SPARE: u64 = 8 << 20;
+const SPARE: u64 = 32 << 20;
 
 const FREE: u64 = 0;
 const LENT: u64 = 1;
@@ -286,6 +286,13 @@ impl Area {
             let _ = self.advise(offset, length, Advice::LinuxRemove);
             spare -= length;
         }
+    }
+
+    /// Gives what is kept for later back to the system.
+    pub fn trim(&self) {
+        let mut pool = self.pool();
+        self.collect(&mut pool);
+        self.discard(&mut pool, 0);
     }
 
     /// Bytes that are allocated or lent, and those that are kept for later, of this end's memory.

@@ -116,6 +116,9 @@ fn the_limit_holds_and_memory_goes_back() {
     drop(server.allocate(100_000).unwrap());
     let (used, spare) = server.usage();
     assert!(used == 0 && spare >= 100_000);
+    server.trim();
+    assert_eq!(server.usage(), (0, 0));
+    drop(server.allocate(100_000).unwrap());
     // What is kept makes room for what is needed.
     server.allocate(limit).unwrap();
 }

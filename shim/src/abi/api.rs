@@ -163,6 +163,14 @@ fn there<T>(pointer: *const T) -> Result<(), Errno> {
     if pointer.is_null() { Err(Errno::FAULT) } else { Ok(()) }
 }
 
+#[unsafe(no_mangle)]
+pub extern "C" fn thallus_trim(fd: c_int) -> c_int {
+    number(|| {
+        ops::lending::area(fd)?.trim();
+        Ok(0)
+    }) as c_int
+}
+
 fn handle_at(handle: *const raw::Handle) -> Result<Handle, Errno> {
     there(handle)?;
     // SAFETY: the caller's handle.

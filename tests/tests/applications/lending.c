@@ -19,7 +19,7 @@ _Static_assert(offsetof(struct thallus_status, ring_bytes_sent) == 16, "as in Ru
 _Static_assert(offsetof(struct thallus_status, spare_bytes) == 56, "as in Rust");
 _Static_assert(offsetof(struct thallus_status, reason) == 64, "as in Rust");
 _Static_assert(sizeof(struct thallus_handle) == 32, "as in Rust");
-_Static_assert(sizeof(struct thallus_functions) == 9 * sizeof(void *), "functions only");
+_Static_assert(sizeof(struct thallus_functions) == 10 * sizeof(void *), "functions only");
 
 enum { BODIES = 100, BYTES = 300000 };
 
@@ -96,6 +96,9 @@ static void serve(int fd, const char *report) {
     }
     FILE *file = fopen(report, "w");
     check(file != NULL, report);
+    if (found && lent) {
+        check(thallus.trim(fd) == 0, "thallus_trim");
+    }
     fprintf(file, "%d\n", lent);
     fclose(file);
 }
