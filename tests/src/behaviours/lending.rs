@@ -8,6 +8,7 @@ use std::os::fd::BorrowedFd;
 use thallus_api::{Fabric, Handle, Loan, Memory, Thallus};
 
 use super::peers::{answer_echoes, ask_for_tcp, request_echoes, send_all};
+use super::scarce::no_address_space;
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Fd, Leave, fork, quietly};
 use crate::say;
@@ -31,6 +32,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("after_the_return_to_tcp", lends_before, takes_after)
         .tally(Tally::Returned(1), Tally::Returned(1))
         .alone(&["by-request"]),
+    Behaviour::connected("without_address_space", lends_before_the_fall, has_no_address_space),
     Behaviour::whole("without_large_files", lends_nothing, meets_no_lender, Tally::Upgraded(1)),
     Behaviour::whole("with_another_user", lends_as_root, takes_as_nobody, Tally::Upgraded(1)).needs_root(),
     Behaviour::whole("by_root_for_a_user", takes_for_a_user, lends_as_user, Tally::Upgraded(1)).needs_root(),
@@ -546,6 +548,37 @@ fn takes_after(side: &Side, fd: Fd) {
             let pulled = thallus.pull(borrowed(fd), &again, &mut [IoSliceMut::new(&mut bytes)]);
             assert_eq!((pulled.expect("a loan"), &bytes[..]), (20, expected));
         }
+        side.sync("taken");
+    });
+    say!("taken");
+}
+
+fn lends_before_the_fall(side: &Side, fd: Fd) {
+    quietly(|| {
+        let memory = give_or_send(fd, &Pattern::new(1).take(5000));
+        side.sync("taken");
+        assert!(memory.is_none_or(|memory| memory.loans() == 0));
+    });
+    say!("lent");
+}
+
+/// A loan that can't be mapped is still there when it can.
+fn has_no_address_space(side: &Side, fd: Fd) {
+    quietly(|| {
+        let announced = announced(fd);
+        no_address_space();
+        if let Announced::Lent(handle) = &announced {
+            let thallus = Thallus::find().expect("only the library lends");
+            let status = thallus.status(borrowed(fd)).expect("a status");
+            assert_eq!((status.fabric, status.can_lend), (Fabric::SharedMemory, false));
+            // SAFETY: it fails.
+            let refused = unsafe { thallus.borrow(borrowed(fd), handle) }.expect_err("no room");
+            assert_eq!(refused.raw_os_error(), Some(libc::ENOMEM));
+            let refused = thallus.pull(borrowed(fd), handle, &mut []).expect_err("no room");
+            assert_eq!(refused.raw_os_error(), Some(libc::ENOMEM));
+        }
+        calls::limit_resource(libc::RLIMIT_AS, libc::RLIM_INFINITY);
+        Pattern::new(1).expect(announced.take(fd, How::Pull, 5000).bytes());
         side.sync("taken");
     });
     say!("taken");

@@ -151,7 +151,7 @@ fn echoes_without_fallocate(side: &Side) {
     echoes_after(side, || forbid(libc::SYS_fallocate, None, Errno::ENOSPC));
 }
 
-fn no_address_space() {
+pub(super) fn no_address_space() {
     let status = std::fs::read_to_string("/proc/self/status").expect("/proc is mounted");
     let size = status
         .lines()
