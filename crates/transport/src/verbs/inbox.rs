@@ -1,40 +1,29 @@
 //! The ring that the peer writes: what has arrived in it, and what the application has taken.
 //!
-//! Nobody tells when a message arrives. Whoever wants to know *scans*: goes on from message to message as far as they are
-//! there, and raises the incoming `head` by their bytes. Any thread may; who reads bytes holds the receive lock.
-//!
 //! ```text
 //!   consumed ────── scanned ────── (arrives)        positions in the ring
 //!   tail     ────── head                            the same in the stream
 //! ```
+//!
+//! Any thread scans ([`super::scan`]); who reads bytes holds the receive lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::board::{BOARD_BYTES, Board, Figures, Place};
 use super::message::{Kind, Message, Room};
+use super::scan::{Arrivals, Scan};
 use crate::control::{Control, end};
-use crate::lock::Lock;
-use crate::process;
 use crate::ring::Lie;
-
-/// A place in the ring that seems to be so far ahead of another is behind it: half of what can be told apart.
-const BEHIND: u64 = 1 << 34;
 
 /// The receiving half of a link.
 #[derive(Debug)]
 pub(super) struct Inbox {
     place: Place,
     pub(super) room: Room,
-    /// How far the ring has been looked through: bytes of the stream in the upper half, eighths of bytes of the ring in the
-    /// lower.
-    scanned: AtomicU64,
+    scan: Scan,
     /// Bytes taken of the message that is next. Under the receive lock.
     within: AtomicU64,
-    /// Held while [`Self::scanned`] moves on.
-    scanning: Lock,
     lied: AtomicBool,
-    /// Nothing that arrives counts any more.
-    frozen: AtomicBool,
 }
 
 impl Inbox {
@@ -49,11 +38,9 @@ impl Inbox {
             place,
             // SAFETY: the caller's promise.
             room: unsafe { Room::new(ring, size) },
-            scanned: AtomicU64::new(0),
+            scan: Scan::new(),
             within: AtomicU64::new(0),
-            scanning: Lock::new(),
             lied: AtomicBool::new(false),
-            frozen: AtomicBool::new(false),
         }
     }
 
@@ -71,44 +58,21 @@ impl Inbox {
         unsafe { figures.cast::<Figures>().as_ref() }
     }
 
-    /// Both halves of [`Self::scanned`], as positions not before `stream` and `ring`.
-    fn unpack(word: u64, stream: u64, ring: u64) -> (u64, u64) {
-        let stream = stream + u64::from(((word >> 32) as u32).wrapping_sub(stream as u32));
-        let ring = ring + u64::from((word as u32).wrapping_sub((ring / 8) as u32)) * 8;
-        (stream, ring)
-    }
-
-    /// Looks for messages that have arrived, and tells `control` of them. By any thread, without a direction's lock.
+    /// Looks for messages that have arrived, and tells `control` of them. By any thread, without a lock.
     pub(super) fn scan(&self, control: &Control) {
-        if self.is_frozen() || !self.has_news(control) {
+        if self.is_frozen() {
             return;
         }
-        // One at a time: nobody is in the middle of it when it is frozen. A signal handler goes on where its own thread was.
-        let _one = self.scanning.lock(process::thread());
-        if !self.is_frozen() {
-            self.scan_alone(control);
-        }
-    }
-
-    /// Whether there may be something to tell `control`.
-    fn has_news(&self, control: &Control) -> bool {
-        let consumed = self.figures().consumed.load(Ordering::Acquire);
-        let (_, position) = Self::unpack(self.scanned.load(Ordering::Acquire), 0, consumed);
-        self.bells() > control.rung.0.count.load(Ordering::Relaxed)
-            || position.wrapping_sub(consumed) >= self.room.size
-            || self.room.message(position) != Ok(None)
-    }
-
-    /// Bells that the peer has counted.
-    fn bells(&self) -> u64 {
-        self.board().bells.read().map_or(0, |words| words[0])
-    }
-
-    /// The caller holds [`Self::scanning`], and nothing is frozen.
-    fn scan_alone(&self, control: &Control) {
         // First: what these bells announced has arrived before their count.
-        control.rung.0.count.fetch_max(self.bells(), Ordering::AcqRel);
-        if self.try_scan(control).is_err() {
+        let bells = self.board().bells.read().map_or(0, |words| words[0]);
+        if bells > control.rung.0.count.load(Ordering::Relaxed) {
+            control.rung.0.count.fetch_max(bells, Ordering::AcqRel);
+        }
+        self.note(self.scan.go_on(self, control));
+    }
+
+    fn note(&self, scanned: Result<(), Lie>) {
+        if scanned.is_err() {
             self.lied.store(true, Ordering::Relaxed);
         }
     }
@@ -116,47 +80,6 @@ impl Inbox {
     /// Whether the peer wrote something impossible.
     pub(super) fn peer_lied(&self) -> bool {
         self.lied.load(Ordering::Relaxed)
-    }
-
-    fn try_scan(&self, control: &Control) -> Result<(), Lie> {
-        loop {
-            let word = self.scanned.load(Ordering::Acquire);
-            // Neither is ahead of what has been scanned; both are read after it was, so they may be ahead of `word`.
-            let consumed = self.figures().consumed.load(Ordering::Acquire);
-            let (_, position) = Self::unpack(word, 0, consumed);
-            let ahead = position.wrapping_sub(consumed);
-            if ahead > BEHIND {
-                if self.scanned.load(Ordering::Acquire) == word {
-                    // Another process has read on.
-                    return Ok(());
-                }
-                continue;
-            }
-            // A sender never fills the ring to the last byte.
-            if ahead >= self.room.size {
-                return Err(Lie);
-            }
-            let Some(message) = self.room.message(position)? else { return Ok(()) };
-            let mut stream = (word >> 32) as u32;
-            match message.kind {
-                Kind::Data => stream = stream.wrapping_add(message.length as u32),
-                Kind::Pad => {}
-                Kind::Switch => {
-                    let count = self.room.control_payload(position, message);
-                    control.rare.0.switched_at.store(count, Ordering::SeqCst);
-                }
-                Kind::End => {
-                    let bits = self.room.control_payload(position, message) as u32;
-                    control.rare.0.end.fetch_or(bits & end::OF_STREAM, Ordering::SeqCst);
-                }
-            }
-            let ring = ((position + message.span) / 8) as u32;
-            let next = u64::from(stream) << 32 | u64::from(ring);
-            if self.scanned.compare_exchange(word, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                let tail = control.tail();
-                control.head.0.fetch_max(Self::unpack(next, tail, 0).0, Ordering::AcqRel);
-            }
-        }
     }
 
     /// Copies up to `length` bytes that lie `skip` bytes ahead to `target`, and leaves them in the ring.
@@ -235,19 +158,58 @@ impl Inbox {
 
     /// Bytes of the ring that hold messages not yet consumed.
     pub(super) fn scanned_ahead(&self, consumed: u64) -> u64 {
-        let (_, scanned) = Self::unpack(self.scanned.load(Ordering::Acquire), 0, consumed);
-        scanned - consumed
+        self.scan.ahead_of(consumed)
     }
 
     /// Whether [`Self::freeze`] was called.
     pub(super) fn is_frozen(&self) -> bool {
-        self.frozen.load(Ordering::Acquire)
+        self.scan.is_frozen()
     }
 
-    /// Looks a last time for what has arrived: what comes later does not count.
+    /// Looks a last time for what has arrived: what comes later does not count. The caller holds the receive lock.
     pub(super) fn freeze(&self, control: &Control) {
-        let _one = self.scanning.lock(process::thread());
-        self.scan_alone(control);
-        self.frozen.store(true, Ordering::SeqCst);
+        self.note(self.scan.freeze(self, control));
+    }
+}
+
+/// A message that has arrived.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    message: Message,
+    /// That of a control message.
+    payload: u64,
+}
+
+impl Arrivals for Inbox {
+    type Message = Arrival;
+
+    fn size(&self) -> u64 {
+        self.room.size
+    }
+
+    fn consumed(&self) -> u64 {
+        self.figures().consumed.load(Ordering::Acquire)
+    }
+
+    fn message(&self, position: u64) -> Result<Option<Arrival>, Lie> {
+        let Some(message) = self.room.message(position)? else { return Ok(None) };
+        let payload = match message.kind {
+            Kind::Switch | Kind::End => self.room.control_payload(position, message),
+            Kind::Data | Kind::Pad => 0,
+        };
+        Ok(Some(Arrival { message, payload }))
+    }
+
+    fn extent(&self, Arrival { message, .. }: Arrival) -> (u64, u64) {
+        (if message.kind == Kind::Data { message.length } else { 0 }, message.span)
+    }
+
+    fn heed(&self, Arrival { message, payload }: Arrival, control: &Control) {
+        let rare = &control.rare.0;
+        match message.kind {
+            Kind::Switch => rare.switched_at.store(payload, Ordering::SeqCst),
+            Kind::End => drop(rare.end.fetch_or(payload as u32 & end::OF_STREAM, Ordering::SeqCst)),
+            Kind::Data | Kind::Pad => {}
+        }
     }
 }
