@@ -60,7 +60,7 @@ impl Connection {
         if self.is_closed() {
             return Err(Errno::BADF);
         }
-        self.mend_locked(fd, segment);
+        self.mend_locked(fd, segment)?;
         self.switch_early(fd, segment);
         let peek = flags & libc::MSG_PEEK != 0;
         let mut total = self.take_side(segment, target, flags);

@@ -316,15 +316,17 @@ impl Connection {
                     total += count;
                     if count > 0 && self.segment().is_some_and(|segment| self.is_asked_back(segment)) {
                         // What was published just now may be what the peer no longer takes.
-                        self.mend(fd);
-                        if source.left() > 0 {
+                        let mended = self.mend(fd);
+                        if source.left() > 0 && mended.is_ok() {
                             continue;
                         }
                     }
                 }
                 Err(Errno::AGAIN) => {}
                 Err(FAILED) if self.is_failing() => {
-                    self.mend(fd);
+                    if let Err(errno) = self.mend(fd) {
+                        return if total > 0 { Ok(total) } else { Err(errno) };
+                    }
                     continue;
                 }
                 Err(FAILED) => return if total > 0 { Ok(total) } else { Err(Errno::CONNRESET) },

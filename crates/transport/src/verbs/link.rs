@@ -189,9 +189,14 @@ impl Link {
         self.inbox.figures()
     }
 
+    /// Whether this process may use it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.pair.is_ours()
+    }
+
     /// Whether this process may use it, and it works.
     pub(crate) fn is_usable(&self) -> bool {
-        self.pair.is_ours() && !self.pair.is_broken()
+        self.is_ours() && !self.pair.is_broken()
     }
 
     /// Whether the peer has said that it is connected.
