@@ -520,6 +520,10 @@ impl Connection {
         if !self.send_switched(segment) {
             return Ok(false);
         }
+        if segment.link().is_some() && self.block.has(flag::SHUT_WR) {
+            // The ring has room for one such message, whatever is unread.
+            return Ok(true);
+        }
         self.block.raise(flag::SHUT_WR);
         if segment.finish(end::FIN) {
             self.ring(fd, segment);
