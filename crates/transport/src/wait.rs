@@ -110,6 +110,9 @@ impl Patience {
 /// Reads that find nothing in memory for each that asks the kernel, too.
 const BLIND_READS: u32 = 8;
 
+/// How often others may have taken a connection back to TCP that one call saw fail: once, or the call would never end.
+const OFTEN: u32 = 16;
+
 /// Looks between two yields, some microseconds in all.
 const LOOKS: u32 = 48;
 /// Looks before the first yield: what is already on its way arrives meanwhile.
@@ -310,6 +313,7 @@ impl Connection {
         let mut total = 0;
         let mut deadline = None;
         let mut vain = VainWaits::default();
+        let mut overtaken = 0;
         loop {
             match self.try_send(fd, source, flags) {
                 Ok(count) => {
@@ -323,7 +327,9 @@ impl Connection {
                     }
                 }
                 Err(Errno::AGAIN) => {}
-                Err(FAILED) if self.is_failing() => {
+                // If nothing is failing any more, another thread has mended it since.
+                Err(FAILED) if self.is_failing() || overtaken < OFTEN => {
+                    overtaken += 1;
                     if let Err(errno) = self.mend(fd) {
                         return if total > 0 { Ok(total) } else { Err(errno) };
                     }
