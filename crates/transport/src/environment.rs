@@ -143,9 +143,8 @@ pub fn settings(mut chosen: Settings, complaints: &mut Complaints) -> Settings {
             chosen.verbs.retries = retries as u8;
         },
     );
-    complaints.read("THALLUS_RDMA_ORDER", "one-write or two-writes", order, |order| {
-        chosen.verbs.order = Some(order)
-    });
+    complaints
+        .read("THALLUS_RDMA_ORDER", "one-write or two-writes", order, |order| chosen.verbs.order = order);
     complaints.read(
         "THALLUS_RDMA_SL",
         "a number from 0 to 15",

@@ -78,7 +78,6 @@ impl Link {
     /// The memory at `place` stays mapped as long as the link lives.
     pub(crate) unsafe fn create(local: SocketAddr, place: Place) -> Result<Self, Reason> {
         let (port, device, meeting) = device::of_connection(local)?;
-        let order = if meeting.is_some() { Order::TwoWrites } else { Order::OneWrite };
         let mut psn = [0u8; 4];
         rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
             .map_err(|_| Reason::NoVerbs)?;
@@ -127,7 +126,7 @@ impl Link {
             credited: AtomicU64::new(0),
             syncing: Lock::new(),
             known_credit: [const { AtomicU64::new(0) }; 2],
-            order: settings().verbs.order.unwrap_or(order),
+            order: settings().verbs.order,
             wake: (settings().place)(wake.map_err(|_| Reason::NoFds)?).map_err(|_| Reason::NoFds)?,
         };
         // As if the peer slept, until it says otherwise: the first message rings.
