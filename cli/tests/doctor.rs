@@ -1,89 +1,23 @@
 //! `thallus doctor`: what it says, against what others say of the same machine.
-//!
-//! Tests whose name begins with `rdma_` run in the virtual machine of scripts/test-rdma.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
 use std::collections::BTreeSet;
-use std::fs::{self, Permissions, copy, create_dir_all, set_permissions};
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
+use support::doctor::{conclusion, doctor, documented, installation, names, problems, report, through};
 use support::{Installation, Outcome, outcome};
-
-/// The real library: `THALLUS_LIBRARY`, or the one beside the command.
-fn library() -> PathBuf {
-    let beside = || Path::new(env!("CARGO_BIN_EXE_thallus")).with_file_name("libthallus_shim.so");
-    let path = std::env::var_os("THALLUS_LIBRARY").map_or_else(beside, PathBuf::from);
-    assert!(
-        path.exists(),
-        "{}: build it (cargo build -p thallus-shim), or set THALLUS_LIBRARY",
-        path.display()
-    );
-    path
-}
-
-/// The command with the real library.
-fn installation() -> Installation {
-    let installation = Installation::without_library();
-    copy(library(), installation.path("bin/libthallus_shim.so")).unwrap();
-    installation
-}
-
-/// `program arguments… thallus doctor`, from an environment without settings of ours.
-fn through(installation: &Installation, program: &[&str]) -> Command {
-    let thallus = installation.path("bin/thallus");
-    let mut command = match program {
-        [] => Command::new(&thallus),
-        [program, arguments @ ..] => {
-            let mut command = Command::new(program);
-            command.args(arguments).arg(&thallus);
-            command
-        }
-    };
-    command.arg("doctor");
-    for (name, _) in std::env::vars_os() {
-        if name == "LD_PRELOAD" || name.to_string_lossy().starts_with("THALLUS") {
-            command.env_remove(name);
-        }
-    }
-    command
-}
-
-fn doctor(installation: &Installation) -> Command {
-    through(installation, &[])
-}
-
-/// The exit status and the report.
-fn report(command: &mut Command) -> (i32, Value) {
-    let Outcome { status, output, errors } = outcome(command.arg("--json"));
-    assert_eq!(errors, "");
-    (status.unwrap(), serde_json::from_str(&output).unwrap())
-}
-
-fn problems(report: &Value, part: &str) -> Vec<String> {
-    let problems = report["problems"].as_array().unwrap().iter();
-    let of_part = problems.filter(|problem| problem["part"] == part);
-    of_part.map(|problem| problem["problem"].as_str().unwrap().to_owned()).collect()
-}
 
 fn setting<'report>(report: &'report Value, name: &str) -> &'report Value {
     let settings = report["settings"].as_array().unwrap();
     settings.iter().find(|setting| setting["name"] == name).unwrap()
-}
-
-/// The only address of the server, and what was concluded about it.
-fn conclusion(report: &Value) -> (&Value, &Value) {
-    let [way] = report["connection"]["addresses"].as_array().unwrap().as_slice() else {
-        panic!("one address expected: {report:#}");
-    };
-    (way, &way["conclusion"])
 }
 
 fn says(program: &str, arguments: &[&str]) -> String {
@@ -366,31 +300,6 @@ fn wrong_arguments_are_a_usage_error() {
     assert!(problems(&report, "connection")[0].contains("no-such-host.invalid"), "{report:#}");
 }
 
-/// Each name in the JSON, with `[]` for the entries of an array. Only those that hold no others.
-fn names(value: &Value, path: &str, found: &mut BTreeSet<String>) {
-    match value {
-        Value::Object(fields) => {
-            for (name, value) in fields {
-                names(value, &if path.is_empty() { name.clone() } else { format!("{path}.{name}") }, found);
-            }
-        }
-        Value::Array(list) if list.iter().all(Value::is_object) && !list.is_empty() => {
-            list.iter().for_each(|value| names(value, &format!("{path}[]"), found));
-        }
-        _ => {
-            found.insert(path.to_owned());
-        }
-    }
-}
-
-/// The names that docs/doctor.md lists.
-fn documented() -> BTreeSet<String> {
-    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/doctor.md")).unwrap();
-    let table = text.split("| name | content |").nth(1).unwrap();
-    let cells = table.lines().filter_map(|row| row.strip_prefix("| `")?.split(" |").next());
-    cells.flat_map(|cell| cell.split(", ")).map(|name| name.trim_matches('`').to_owned()).collect()
-}
-
 #[test]
 fn the_names_of_the_json_are_the_documented_ones() {
     let installation = installation();
@@ -407,93 +316,4 @@ fn the_names_of_the_json_are_the_documented_ones() {
     let hardware = |name: &&&String| name.starts_with("rdma.devices[]") || name.contains("].device.");
     let whole = |name: &&&String| name.as_str() == "connection";
     assert_eq!(absent.iter().find(|name| !hardware(name) && !whole(name)), None);
-}
-
-/// An installation that every user may read.
-fn public_installation() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let bin = folder.path().join("bin");
-    create_dir_all(&bin).unwrap();
-    copy(env!("CARGO_BIN_EXE_thallus"), bin.join("thallus")).unwrap();
-    copy(library(), bin.join("libthallus_shim.so")).unwrap();
-    for path in [folder.path(), &bin, &bin.join("thallus"), &bin.join("libthallus_shim.so")] {
-        set_permissions(path, Permissions::from_mode(0o755)).unwrap();
-    }
-    folder
-}
-
-/// The GID that is 10.0.0.1, of the virtual machine's rxe0.
-fn gid_of_the_machine(report: &Value) -> &Value {
-    let port = &report["rdma"]["devices"][0]["ports"][0];
-    let gids = port["gids"].as_array().unwrap();
-    gids.iter().find(|gid| gid["address"] == "10.0.0.1").unwrap()
-}
-
-#[test]
-#[ignore = "needs soft-RoCE: scripts/test-rdma"]
-fn rdma_is_what_a_rule_leads_to() {
-    let installation = installation();
-    let (_, report_) = report(doctor(&installation).arg("10.0.0.2:5432").env("THALLUS_PEERS", "10.0.0.0/24"));
-    let device = &report_["rdma"]["devices"][0];
-    assert_eq!((&device["name"], &device["transport"]), (&"rxe0".into(), &"roce".into()), "{report_:#}");
-    assert_eq!((&device["node_accessible"], &device["ports"][0]["state"]), (&true.into(), &"ACTIVE".into()));
-    let port = outcome(Command::new("ibv_devinfo").args(["-d", "rxe0"])).output;
-    let mtu = port.lines().find_map(|line| line.trim().strip_prefix("active_mtu:")).unwrap();
-    let mtu = mtu.split_whitespace().next().unwrap();
-    assert_eq!(device["ports"][0]["mtu_bytes"].to_string(), mtu);
-    let gid = gid_of_the_machine(&report_);
-    assert_eq!(
-        (&gid["index"], &gid["kind"], &gid["interface"]),
-        (&1.into(), &"roce_v2".into(), &"eth0".into())
-    );
-    assert_eq!((&gid["used"], &gid["ring_bytes"]), (&true.into(), &(2 << 20).into()));
-    let (way, concluded) = conclusion(&report_);
-    assert_eq!((&way["local"], &concluded["fabric"]), (&"10.0.0.1".into(), &"verbs".into()), "{report_:#}");
-    assert_eq!((&way["device"]["name"], &way["device"]["gid_index"]), (&"rxe0".into(), &1.into()));
-
-    let mut found = BTreeSet::new();
-    names(&report_, "", &mut found);
-    let documented = documented();
-    assert_eq!(found.iter().find(|name| name.contains("device") && !documented.contains(*name)), None);
-
-    let (status, report) = report(doctor(&installation).arg("10.0.0.2:5432"));
-    let (_, concluded) = conclusion(&report);
-    assert_eq!((status, &concluded["reason"]), (1, &"peer-without-thallus".into()), "{report:#}");
-}
-
-#[test]
-#[ignore = "needs soft-RoCE: scripts/test-rdma"]
-fn rdma_without_memory_to_lock_is_no_rdma() {
-    let folder = public_installation();
-    let installation = Installation::at(folder);
-    let nobody =
-        ["prlimit", "--memlock=65536", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    let asked = |memlock: &str| {
-        let mut program = nobody;
-        program[1] = memlock;
-        let mut command = through(&installation, &program);
-        report(command.arg("10.0.0.2:5432").env("THALLUS_PEERS", "10.0.0.0/24"))
-    };
-    let (status, report) = asked("--memlock=32768");
-    assert_eq!((status, &conclusion(&report).1["reason"]), (1, &"memlock".into()), "{report:#}");
-    assert_eq!(gid_of_the_machine(&report)["reason"], "memlock");
-    assert!(problems(&report, "rdma").iter().any(|problem| problem.contains("RLIMIT_MEMLOCK is 32 KiB")));
-
-    let (status, report) = asked("--memlock=1048576");
-    assert_eq!((status, &conclusion(&report).1["fabric"]), (0, &"verbs".into()), "{report:#}");
-    assert_eq!(gid_of_the_machine(&report)["ring_bytes"], 128 << 10);
-}
-
-#[test]
-#[ignore = "needs soft-RoCE: scripts/test-rdma"]
-fn rdma_on_a_port_that_is_down_is_no_rdma() {
-    let installation = installation();
-    let link = |state: &str| {
-        assert_eq!(outcome(Command::new("ip").args(["link", "set", "eth0", state])).status, Some(0))
-    };
-    link("down");
-    let (_, report) = report(&mut doctor(&installation));
-    link("up");
-    assert_ne!(report["rdma"]["devices"][0]["ports"][0]["state"], "ACTIVE", "{report:#}");
-    assert!(problems(&report, "rdma").iter().any(|problem| problem.contains("port-down")), "{report:#}");
 }

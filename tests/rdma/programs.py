@@ -249,24 +249,27 @@ def leaks(scene: Scene) -> None:
     scene.expect("client", 264)
 
 
+def streaming(scene: Scene, shim: bool, port: int) -> Pair:
+    """A pair in the middle of a stream that lasts longer than anybody waits for it."""
+    pair = Pair(scene, shim, port=port)
+    pair.do("open 1", "echo 100 10")
+    pair.tell("stream 120")
+    time.sleep(3)
+    return pair
+
+
 def killed(scene: Scene) -> None:
     """Either side is killed while both are busy."""
     before = resources()
     outcomes = {}
     for shim in (False, True):
-        pair = Pair(scene, shim, port=7000 + shim)
-        pair.do("open 1", "echo 100 10")
-        pair.tell("stream 60")
-        time.sleep(3)
+        pair = streaming(scene, shim, port=7000 + shim)
         scene.stop(pair.server, signal.SIGKILL)
         outcomes[shim] = pair.heard()
         scene.stop(pair.client, signal.SIGKILL)
     # What the dead side had not read decides.
     assert set(outcomes.values()) <= {"end", "ECONNRESET", "EPIPE"}, outcomes
-    pair = Pair(scene, port=7002)
-    pair.do("open 1", "echo 100 10")
-    pair.tell("stream 60")
-    time.sleep(3)
+    pair = streaming(scene, True, port=7002)
     scene.stop(pair.client, signal.SIGKILL)
     # It serves on.
     other = scene.start("a", [PYTHON, str(PEER), "ask", SERVER, "7002"], name="other")
@@ -282,10 +285,7 @@ def unreachable(scene: Scene) -> None:
     link = lambda state: subprocess.run(["on", "b", "ip", "link", "set", "eth0", state], check=True)
     outcomes = {}
     for shim in (False, True):
-        pair = Pair(scene, shim, port=7010 + shim)
-        pair.do("open 1", "echo 100 10")
-        pair.tell("stream 120")
-        time.sleep(3)
+        pair = streaming(scene, shim, port=7010 + shim)
         link("down")
         outcomes[shim] = pair.heard()
         link("up")

@@ -163,9 +163,8 @@ fn used(name: &str, chosen: &Settings, log: Option<&Log>) -> String {
         "THALLUS_RDMA_RETRY" => verbs.retries.to_string(),
         "THALLUS_RDMA_SL" => verbs.service_level.to_string(),
         "THALLUS_RDMA_ORDER" => match verbs.order {
-            None => "by the device".into(),
-            Some(Order::OneWrite) => "one-write".into(),
-            Some(Order::TwoWrites) => "two-writes".into(),
+            Order::OneWrite => "one-write".into(),
+            Order::TwoWrites => "two-writes".into(),
         },
         "THALLUS_PORTS" if chosen.ports.is_empty() => "all".into(),
         "THALLUS_PORTS" => {

@@ -403,8 +403,13 @@ impl Connection {
         let unread = !incoming.is_empty() || self.side_length() > 0;
         let late = if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 };
         let reset = if abort || unread { end::RESET | late } else { 0 };
-        // No bell: the kernel's FIN follows at once and wakes everybody.
-        segment.finish(end::FIN | end::CLOSED | reset);
+        // Over a fabric it is a message, and another thread may be in the middle of one.
+        let sending = segment.link().map(|_| self.lock_sending(fd));
+        if !matches!(sending, Some(Err(_))) {
+            // No bell: the kernel's FIN follows at once and wakes everybody.
+            segment.finish(end::FIN | end::CLOSED | reset);
+        }
+        drop(sending);
         // Asked just now: what is left in the ring could not follow later.
         self.mend_if_failing(fd);
         // To a peer that has closed nothing gets through any more.

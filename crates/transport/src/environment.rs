@@ -138,9 +138,7 @@ pub fn settings(mut chosen: Settings, complaints: &mut Complaints) -> Settings {
     complaints.read_up_to("THALLUS_RDMA_TIMEOUT", 31, &mut verbs.timeout);
     complaints.read_up_to("THALLUS_RDMA_RETRY", 7, &mut verbs.retries);
     complaints.read_up_to("THALLUS_RDMA_SL", 15, &mut verbs.service_level);
-    complaints.read("THALLUS_RDMA_ORDER", "one-write or two-writes", order, |order| {
-        chosen.verbs.order = Some(order)
-    });
+    complaints.read("THALLUS_RDMA_ORDER", "one-write or two-writes", order, |order| verbs.order = order);
     complaints.read("THALLUS_PORTS", "a list such as 5432,8000-8100", ports, |ports| chosen.ports = ports);
     let calls = |text: &str| number(text).filter(|&calls| calls > 0);
     complaints.read("THALLUS_UPGRADE_AFTER", "a number of calls from 1", calls, |calls| {

@@ -66,24 +66,26 @@ impl Connection {
             || self.segment().is_some_and(|segment| segment.has_failed() || self.is_asked_back(segment))
     }
 
-    /// Goes back to TCP if the fabric has failed, or that is wanted.
+    /// Goes back to TCP if the fabric has failed, or that is wanted. Fails with `EDEADLK` in a signal handler whose own thread
+    /// is in the middle of a copy: then it has to wait until that goes on.
     #[cold]
-    pub fn mend(&self, fd: i32) {
+    pub fn mend(&self, fd: i32) -> Result<(), Errno> {
         if self.block.take_request() {
             self.obey(fd);
         }
-        let Some(segment) = self.segment() else { return };
-        if let Ok(_guard) = self.lock_receiving(fd) {
-            self.mend_locked(fd, segment);
-        }
+        let Some(segment) = self.segment() else { return Ok(()) };
+        let _guard = self.lock_receiving(fd)?;
+        self.mend_locked(fd, segment)
     }
 
     /// As [`Self::mend`]; the caller holds the receive lock.
-    pub(crate) fn mend_locked(&self, fd: i32, segment: &Segment) {
+    pub(crate) fn mend_locked(&self, fd: i32, segment: &Segment) -> Result<(), Errno> {
         if let Some(link) = segment.link().filter(|_| segment.has_failed()) {
-            self.go_back(fd, segment, link);
+            self.go_back(fd, segment, link)
         } else if self.is_asked_back(segment) {
-            self.follow_back(fd, segment);
+            self.follow_back(fd, segment)
+        } else {
+            Ok(())
         }
     }
 
@@ -123,21 +125,33 @@ impl Connection {
     pub fn leave_fabric(&self, fd: i32) {
         let Some(segment) = self.segment() else { return };
         self.stop_connecting(fd, segment);
-        let Some(link) = segment.link().filter(|link| link.is_usable() && !link.is_frozen()) else { return };
+        // One that has failed, too: it is for one process to say so to the peer.
+        let drives = |link: &&Link| {
+            (link.is_usable() && !link.is_frozen()) || (link.is_ours() && segment.has_failed())
+        };
+        let Some(link) = segment.link().filter(drives) else { return };
         if let Ok(_guard) = self.lock_receiving(fd) {
-            self.go_back(fd, segment, link);
+            let _ = self.go_back(fd, segment, link);
         }
     }
 
     /// The caller holds the receive lock.
     #[cold]
-    fn go_back(&self, fd: i32, segment: &Segment, link: &Link) {
+    fn go_back(&self, fd: i32, segment: &Segment, link: &Link) -> Result<(), Errno> {
         let _uninterrupted = Uninterrupted::begin();
-        let block = self.block;
-        let Ok(_guard) = self.lock_sending(fd) else { return };
-        if link.is_frozen() || self.is_closed() {
-            return;
+        let _guard = self.lock_sending(fd)?;
+        if self.block.has(flag::RETURNED) {
+            // Another process has, and has told the peer.
+            link.freeze(segment.incoming(), segment.outgoing());
+        } else if !link.is_frozen() && !self.is_closed() {
+            self.go_back_locked(fd, segment, link);
         }
+        Ok(())
+    }
+
+    /// The caller holds both locks.
+    fn go_back_locked(&self, fd: i32, segment: &Segment, link: &Link) {
+        let block = self.block;
         // Where bytes leave TCP, frames may follow.
         if segment.is_ready() && link.is_usable() {
             self.send_switched(segment);
@@ -317,7 +331,7 @@ impl Connection {
 
     /// The peer's stream goes on at `position`, on TCP.
     fn begin_to_skip(&self, fd: i32, segment: &Segment, position: u64) {
-        let skip = segment.incoming().head().checked_sub(position);
+        let skip = segment.incoming().tail().checked_sub(position);
         match skip {
             Some(0) => segment.set_greeting(Greeting::Done),
             Some(skip) => {

@@ -74,7 +74,7 @@ impl Connection {
         }
         let _uninterrupted = Uninterrupted::begin();
         let Ok(_receiving) = self.lock_receiving(fd) else { return };
-        self.mend_locked(fd, segment);
+        let _ = self.mend_locked(fd, segment);
         if self.block.has(flag::RETURNED) || self.block.state() != State::Active || self.is_closed() {
             return;
         }
@@ -111,7 +111,7 @@ impl Connection {
         let _uninterrupted = Uninterrupted::begin();
         let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return false };
         let Ok(_receiving) = self.lock_receiving(fd) else { return false };
-        self.mend_locked(fd, segment);
+        let _ = self.mend_locked(fd, segment);
         if self.block.state() != State::Active || self.is_closed() {
             return false;
         }
@@ -278,19 +278,19 @@ impl Connection {
 
     /// See [`Self::go_back_second`]; the caller holds the receive lock.
     #[cold]
-    pub(crate) fn follow_back(&self, fd: i32, segment: &Segment) {
+    pub(crate) fn follow_back(&self, fd: i32, segment: &Segment) -> Result<(), Errno> {
         let _uninterrupted = Uninterrupted::begin();
         if self.is_closed() {
-            return;
+            return Ok(());
         }
         if segment.outgoing().end() & end::RETURN != 0 {
             self.go_on_with_request(fd, segment);
         }
-        if let Ok(_guard) = self.lock_sending(fd)
-            && self.is_asked_back(segment)
-        {
+        let _guard = self.lock_sending(fd)?;
+        if self.is_asked_back(segment) {
             self.go_back_second(fd, segment);
         }
+        Ok(())
     }
 
     /// A process died that had asked: this end goes on where it was. The caller holds the receive lock.

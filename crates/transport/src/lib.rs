@@ -44,7 +44,6 @@ mod survivor;
 mod sync;
 pub mod tcp;
 pub mod uninterrupted;
-#[cfg(not(loom))]
 pub mod verbs;
 #[cfg(not(loom))]
 pub mod wait;

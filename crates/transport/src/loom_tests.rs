@@ -1,11 +1,12 @@
 //! Models of the ring and of the waiting protocol: loom runs each under every interleaving, and every value that a
 //! relaxed load may see, up to a bound of preemptions.
 //!
-//! What runs is the code itself: [`crate::control`], [`crate::ring`] and [`crate::waiting`]. Only the kernel is
+//! What runs is the code itself: [`crate::control`], [`crate::ring`], [`crate::waiting`] and [`crate::verbs::scan`]. Only the kernel is
 //! modelled ([`Pipe`], one direction of the TCP connection), and the system calls on it.
 
 mod fabric;
 mod models;
+mod scan;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -168,7 +168,7 @@ impl Connection {
 
     pub(crate) fn mend_if_failing(&self, fd: i32) {
         if self.is_failing() {
-            self.mend(fd);
+            let _ = self.mend(fd);
         }
     }
 
@@ -193,7 +193,7 @@ impl Connection {
         let mut bits = events & bit::PRI;
         if let Ok(_guard) = self.lock_receiving(fd) {
             self.look_for_down(fd);
-            self.mend_locked(fd, segment);
+            let _ = self.mend_locked(fd, segment);
             if !self.greet(fd, segment) {
                 // Nothing of the application's is there yet.
                 bits |= events & bit::ALWAYS;

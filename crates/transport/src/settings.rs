@@ -63,7 +63,7 @@ pub struct Verbs {
     /// Bytes of each ring, if as much memory may be locked.
     pub ring: u64,
     /// How messages are written; without a choice as the device needs it.
-    pub order: Option<Order>,
+    pub order: Order,
     /// Service level of the path.
     pub service_level: u8,
     /// Acknowledgement timeout: 4.096 µs · 2ⁿ (InfiniBand Architecture, "Local ACK Timeout").
@@ -89,7 +89,7 @@ impl Default for Verbs {
             on_one_host: false,
             key: None,
             ring: 2 << 20,
-            order: None,
+            order: Order::TwoWrites,
             service_level: 0,
             timeout: 14,
             retries: 6,

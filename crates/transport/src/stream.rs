@@ -60,7 +60,7 @@ impl Connection {
         if self.is_closed() {
             return Err(Errno::BADF);
         }
-        self.mend_locked(fd, segment);
+        self.mend_locked(fd, segment)?;
         self.switch_early(fd, segment);
         let peek = flags & libc::MSG_PEEK != 0;
         let mut total = self.take_side(segment, target, flags);
@@ -532,6 +532,10 @@ impl Connection {
         let _guard = self.lock_sending(fd)?;
         if !self.send_switched(segment) {
             return Ok(false);
+        }
+        if segment.link().is_some() && self.block.has(flag::SHUT_WR) {
+            // The ring has room for one such message, whatever is unread.
+            return Ok(true);
         }
         self.block.raise(flag::SHUT_WR);
         if segment.finish(end::FIN) {

@@ -1,18 +1,31 @@
 //! The fabric between hosts: rings in registered memory, written by RDMA over a reliable-connection queue pair.
 //!
 //! [`device`] finds the port that has a connection's address, `queue` owns a queue pair and its memory, [`board`] is what each
-//! side shows the other, `message` what lies in a ring, and [`link`] one connection over them. iWARP devices need the
-//! kernel's connection manager (`manager`). [`trial`] tells what a connection would get. libibverbs is loaded when a connection
-//! needs it (`ffi`).
+//! side shows the other, `message` what lies in a ring, `inbox` the ring that the peer writes (`scan`: how far it has
+//! been looked through), and [`link`] one connection over them. iWARP devices need the kernel's connection manager (`manager`). [`trial`] tells what a connection would get.
+//! libibverbs is loaded when a connection needs it (`ffi`).
 
+#[cfg(not(loom))]
 pub mod board;
+#[cfg(not(loom))]
 pub mod device;
+#[cfg(not(loom))]
 mod ffi;
+#[cfg(not(loom))]
+mod inbox;
+#[cfg(not(loom))]
 pub mod link;
+#[cfg(not(loom))]
 mod manager;
+#[cfg(not(loom))]
 mod message;
+#[cfg(not(loom))]
 mod queue;
+pub(crate) mod scan;
+#[cfg(not(loom))]
 pub mod trial;
 
+#[cfg(not(loom))]
 pub(crate) use manager::Progress;
+#[cfg(not(loom))]
 pub use queue::Endpoint;

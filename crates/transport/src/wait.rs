@@ -110,6 +110,9 @@ impl Patience {
 /// Reads that find nothing in memory for each that asks the kernel, too.
 const BLIND_READS: u32 = 8;
 
+/// How often others may have taken a connection back to TCP that one call saw fail: once, or the call would never end.
+const OFTEN: u32 = 16;
+
 /// Looks between two yields, some microseconds in all.
 const LOOKS: u32 = 48;
 /// Looks before the first yield: what is already on its way arrives meanwhile.
@@ -310,21 +313,26 @@ impl Connection {
         let mut total = 0;
         let mut deadline = None;
         let mut vain = VainWaits::default();
+        let mut overtaken = 0;
         loop {
             match self.try_send(fd, source, flags) {
                 Ok(count) => {
                     total += count;
                     if count > 0 && self.segment().is_some_and(|segment| self.is_asked_back(segment)) {
                         // What was published just now may be what the peer no longer takes.
-                        self.mend(fd);
-                        if source.left() > 0 {
+                        let mended = self.mend(fd);
+                        if source.left() > 0 && mended.is_ok() {
                             continue;
                         }
                     }
                 }
                 Err(Errno::AGAIN) => {}
-                Err(FAILED) if self.is_failing() => {
-                    self.mend(fd);
+                // If nothing is failing any more, another thread has mended it since.
+                Err(FAILED) if self.is_failing() || overtaken < OFTEN => {
+                    overtaken += 1;
+                    if let Err(errno) = self.mend(fd) {
+                        return if total > 0 { Ok(total) } else { Err(errno) };
+                    }
                     continue;
                 }
                 Err(FAILED) => return if total > 0 { Ok(total) } else { Err(Errno::CONNRESET) },

@@ -166,7 +166,7 @@ fn there<T>(pointer: *const T) -> Result<(), Errno> {
 #[unsafe(no_mangle)]
 pub extern "C" fn thallus_trim(fd: c_int) -> c_int {
     number(|| {
-        ops::lending::area(fd)?.trim();
+        ops::lending::trim(fd)?;
         Ok(0)
     }) as c_int
 }

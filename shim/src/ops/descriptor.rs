@@ -173,7 +173,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
     while connection.is_active() {
         let block = connection.block;
         if connection.is_failing() {
-            connection.mend(fd);
+            let _ = connection.mend(fd);
         }
         if !connection.segment().is_some_and(Segment::is_ready) {
             // Both sides must agree that nothing will ever leave TCP, or that it may.

@@ -67,6 +67,12 @@ pub(crate) fn allocate(fd: i32, bytes: usize) -> Result<Memory, Errno> {
     call.connection().area()?.allocate(bytes)
 }
 
+/// See `thallus_trim`.
+pub(crate) fn trim(fd: i32) -> Result<(), Errno> {
+    enter(fd)?.connection().area()?.trim();
+    Ok(())
+}
+
 /// See `thallus_borrow`.
 pub(crate) fn borrow(fd: i32, handle: Handle) -> Result<Loan, Errno> {
     let call = enter(fd)?;

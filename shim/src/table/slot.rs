@@ -67,7 +67,7 @@ impl Call {
         let connection = self.connection();
         if connection.is_active() {
             if connection.is_failing() {
-                errno::keep(|| connection.mend(fd));
+                let _ = errno::keep(|| connection.mend(fd));
                 if connection.has_returned() {
                     log::warn!("fd {fd}: back on TCP");
                 }

@@ -19,6 +19,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("shutdown_of_reading", shutdown_of_reading, sends_twice_more),
     Behaviour::connected("shutdown_of_both", shutdown_of_both, reads_to_the_end),
     Behaviour::connected("shutdown_twice", shutdown_twice, reads_to_the_end),
+    Behaviour::connected("shutdown_many_times_behind_unread_data", shutdown_many_times, reads_all_when_told),
     Behaviour::connected("shutdown_with_unread_data", shutdown_with_unread_data, notices_shutdown),
     Behaviour::connected("shutdown_wakes_a_reader", shutdown_wakes_a_reader, reads_to_the_end),
     Behaviour::connected("write_after_shutdown", write_after_shutdown, reads_to_the_end),
@@ -184,6 +185,32 @@ fn shutdown_twice(side: &Side, fd: Fd) {
     let _ = calls::shutdown(fd, libc::SHUT_RD);
     let _ = calls::shutdown(fd, libc::SHUT_RDWR);
     let _ = calls::shutdown(fd, 7);
+    side.sync("done");
+}
+
+fn shutdown_many_times(side: &Side, fd: Fd) {
+    let mut pattern = Pattern::new(41);
+    loop {
+        let data = pattern.take(65536);
+        match quietly(|| calls::send(fd, &data, libc::MSG_DONTWAIT)) {
+            Ok(sent) => pattern.put_back(data.len() - sent),
+            Err(error) => {
+                pattern.put_back(data.len());
+                assert_eq!(error, Errno::EAGAIN);
+                break;
+            }
+        }
+    }
+    for _ in 0..20 {
+        let _ = calls::shutdown(fd, libc::SHUT_WR);
+    }
+    side.tell(pattern.position());
+    side.sync("done");
+}
+
+fn reads_all_when_told(side: &Side, fd: Fd) {
+    let sent = side.told();
+    assert_eq!(receive_pattern_to_end(fd, &mut Pattern::new(41)) as u64, sent);
     side.sync("done");
 }
 

@@ -19,7 +19,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Instant;
 
 use rustix::event::EventfdFlags;
@@ -28,11 +28,12 @@ use rustix::io::Errno;
 use super::board::{BOARD_BYTES, Board, Figures, Memory, Place, SLOT_BYTES, STAGE_BYTES, Said};
 use super::device;
 use super::ffi::access;
+use super::inbox::Inbox;
 use super::manager::{Nonce, Progress};
-use super::message::{Kind, Message, OVERHEAD, Room, VALIDITY, span};
+use super::message::{Kind, OVERHEAD, Room, VALIDITY, span};
 use super::queue::{DEPTH, Endpoint, LONGEST_WAIT, Poster, QueuePair, Spot};
 use crate::arena::Role;
-use crate::control::{Control, end};
+use crate::control::Control;
 use crate::lock::Lock;
 use crate::process;
 use crate::reason::Reason;
@@ -43,9 +44,6 @@ use crate::uninterrupted::Uninterrupted;
 /// Bytes of a ring that data leaves free: for a pad, and the control messages that may follow.
 const RESERVE: u64 = 8 * OVERHEAD;
 
-/// A place in the ring that seems to be so far ahead of another is behind it: half of what can be told apart.
-const BEHIND: u64 = 1 << 34;
-
 /// A connection's queue pair and rings.
 #[derive(Debug)]
 pub struct Link {
@@ -55,13 +53,8 @@ pub struct Link {
     theirs: Memory,
     /// Keys of the inbox and of the outbox, for this side's own use.
     keys: [u32; 2],
-    inbox: Room,
+    inbox: Inbox,
     outbox: Room,
-    /// How far the incoming ring has been looked through: bytes of the stream in the upper half, eighths of bytes of the
-    /// ring in the lower.
-    scanned: AtomicU64,
-    /// Bytes taken of the message that is next. Under the receive lock.
-    within: AtomicU64,
     /// Bytes of the ring for which credit was given.
     credited: AtomicU64,
     /// Held from the reads of [`Self::sync`] until their results have been taken: bells never get ahead of the rest.
@@ -69,12 +62,7 @@ pub struct Link {
     /// The greatest credit that has come: bytes of the outgoing ring, and of the stream.
     known_credit: [AtomicU64; 2],
     order: Order,
-    /// Held while [`Self::scanned`] moves on.
-    scanning: Lock,
-    lied: AtomicBool,
-    /// Nothing that arrives counts any more.
-    frozen: AtomicBool,
-    /// Readable from then on, for this side's sleepers.
+    /// Readable once nothing that arrives counts any more, for this side's sleepers.
     wake: OwnedFd,
 }
 
@@ -90,7 +78,6 @@ impl Link {
     /// The memory at `place` stays mapped as long as the link lives.
     pub(crate) unsafe fn create(local: SocketAddr, place: Place) -> Result<Self, Reason> {
         let (port, device, meeting) = device::of_connection(local)?;
-        let order = if meeting.is_some() { Order::TwoWrites } else { Order::OneWrite };
         let mut psn = [0u8; 4];
         rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
             .map_err(|_| Reason::NoVerbs)?;
@@ -133,18 +120,13 @@ impl Link {
             theirs: Memory::default(),
             keys: [inbox.local_key, outbox.local_key],
             // SAFETY: the caller's promise.
-            inbox: unsafe { Room::new(at(place.inbox, BOARD_BYTES), ring) },
+            inbox: unsafe { Inbox::new(place, ring) },
             // SAFETY: as above.
             outbox: unsafe { Room::new(at(place.outbox, STAGE_BYTES), ring) },
-            scanned: AtomicU64::new(0),
-            within: AtomicU64::new(0),
             credited: AtomicU64::new(0),
             syncing: Lock::new(),
             known_credit: [const { AtomicU64::new(0) }; 2],
-            order: settings().verbs.order.unwrap_or(order),
-            scanning: Lock::new(),
-            lied: AtomicBool::new(false),
-            frozen: AtomicBool::new(false),
+            order: settings().verbs.order,
             wake: (settings().place)(wake.map_err(|_| Reason::NoFds)?).map_err(|_| Reason::NoFds)?,
         };
         // As if the peer slept, until it says otherwise: the first message rings.
@@ -181,8 +163,8 @@ impl Link {
             return Err(Reason::BadOffer);
         }
         // Both use the smaller of the two.
-        let ring = ring.min(self.inbox.size);
-        self.inbox.size = ring;
+        let ring = ring.min(self.inbox.room.size);
+        self.inbox.room.size = ring;
         self.outbox.size = ring;
         self.theirs = memory;
         match (peer.manager, role) {
@@ -199,20 +181,21 @@ impl Link {
     }
 
     fn board(&self) -> &Board {
-        // SAFETY: the inbox begins with a board of atomics, aligned to a page.
-        unsafe { self.place.inbox.cast::<Board>().as_ref() }
+        self.inbox.board()
     }
 
     fn figures(&self) -> &Figures {
-        // SAFETY: inside the page, and aligned.
-        let figures = unsafe { self.place.control.add(self.place.figures as usize) };
-        // SAFETY: all atomics.
-        unsafe { figures.cast::<Figures>().as_ref() }
+        self.inbox.figures()
+    }
+
+    /// Whether this process may use it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.pair.is_ours()
     }
 
     /// Whether this process may use it, and it works.
     pub(crate) fn is_usable(&self) -> bool {
-        self.pair.is_ours() && !self.pair.is_broken()
+        self.is_ours() && !self.pair.is_broken()
     }
 
     /// Whether the peer has said that it is connected.
@@ -257,97 +240,19 @@ impl Link {
         }
     }
 
-    // ---- receiving
+    // ---- receiving: see [`Inbox`]
 
-    /// Both halves of [`Self::scanned`], as positions not before `stream` and `ring`.
-    fn unpack(word: u64, stream: u64, ring: u64) -> (u64, u64) {
-        let stream = stream + u64::from(((word >> 32) as u32).wrapping_sub(stream as u32));
-        let ring = ring + u64::from((word as u32).wrapping_sub((ring / 8) as u32)) * 8;
-        (stream, ring)
-    }
-
-    /// Looks for messages that have arrived, and tells `control` of them. By any thread, without a direction's lock.
+    /// See [`Inbox::scan`].
     pub(crate) fn scan(&self, control: &Control) {
-        if self.is_frozen() || !self.has_news(control) {
-            return;
-        }
-        // One at a time: nobody is in the middle of it when it is frozen. A signal handler goes on where its own thread was.
-        let _one = self.scanning.lock(process::thread());
-        if !self.is_frozen() {
-            self.scan_alone(control);
-        }
+        self.inbox.scan(control);
     }
 
-    /// Whether there may be something to tell `control`.
-    fn has_news(&self, control: &Control) -> bool {
-        let consumed = self.figures().consumed.load(Ordering::Acquire);
-        let (_, position) = Self::unpack(self.scanned.load(Ordering::Acquire), 0, consumed);
-        self.bells() > control.rung.0.count.load(Ordering::Relaxed)
-            || position.wrapping_sub(consumed) >= self.inbox.size
-            || self.inbox.message(position) != Ok(None)
-    }
-
-    /// Bells that the peer has counted.
-    fn bells(&self) -> u64 {
-        self.board().bells.read().map_or(0, |words| words[0])
-    }
-
-    /// The caller holds [`Self::scanning`], and nothing is frozen.
-    fn scan_alone(&self, control: &Control) {
-        // First: what these bells announced has arrived before their count.
-        control.rung.0.count.fetch_max(self.bells(), Ordering::AcqRel);
-        if self.try_scan(control).is_err() {
-            self.lied.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether the peer wrote something impossible.
+    /// See [`Inbox::peer_lied`].
     pub(crate) fn peer_lied(&self) -> bool {
-        self.lied.load(Ordering::Relaxed)
+        self.inbox.peer_lied()
     }
 
-    fn try_scan(&self, control: &Control) -> Result<(), Lie> {
-        loop {
-            let word = self.scanned.load(Ordering::Acquire);
-            // Neither is ahead of what has been scanned; both are read after it was, so they may be ahead of `word`.
-            let consumed = self.figures().consumed.load(Ordering::Acquire);
-            let (_, position) = Self::unpack(word, 0, consumed);
-            let ahead = position.wrapping_sub(consumed);
-            if ahead > BEHIND {
-                if self.scanned.load(Ordering::Acquire) == word {
-                    // Another process has read on.
-                    return Ok(());
-                }
-                continue;
-            }
-            // A sender never fills the ring to the last byte.
-            if ahead >= self.inbox.size {
-                return Err(Lie);
-            }
-            let Some(message) = self.inbox.message(position)? else { return Ok(()) };
-            let mut stream = (word >> 32) as u32;
-            match message.kind {
-                Kind::Data => stream = stream.wrapping_add(message.length as u32),
-                Kind::Pad => {}
-                Kind::Switch => {
-                    let count = self.inbox.control_payload(position, message);
-                    control.rare.0.switched_at.store(count, Ordering::SeqCst);
-                }
-                Kind::End => {
-                    let bits = self.inbox.control_payload(position, message) as u32;
-                    control.rare.0.end.fetch_or(bits & end::OF_STREAM, Ordering::SeqCst);
-                }
-            }
-            let ring = ((position + message.span) / 8) as u32;
-            let next = u64::from(stream) << 32 | u64::from(ring);
-            if self.scanned.compare_exchange(word, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                let tail = control.tail();
-                control.head.0.fetch_max(Self::unpack(next, tail, 0).0, Ordering::AcqRel);
-            }
-        }
-    }
-
-    /// Copies up to `length` bytes that lie `skip` bytes ahead to `target`, and leaves them in the ring.
+    /// See [`Inbox::peek`].
     ///
     /// # Safety
     /// `target` is writable for `length` bytes.
@@ -358,84 +263,26 @@ impl Link {
         target: *mut u8,
         length: usize,
     ) -> Result<usize, Lie> {
-        let available = control.used().saturating_sub(skip);
-        let count = (length as u64).min(available);
-        let mut done = 0;
-        let mut skip = skip + self.within.load(Ordering::Relaxed);
-        let start = self.figures().consumed.load(Ordering::Relaxed);
-        let mut position = start;
-        while done < count {
-            // What was counted may have been written over since.
-            if position - start >= self.inbox.size {
-                return Err(Lie);
-            }
-            let message = self.inbox.message(position)?.ok_or(Lie)?;
-            let data = if message.kind == Kind::Data { message.length } else { 0 };
-            if skip < data {
-                let step = (data - skip).min(count - done);
-                let (offset, _) = self.inbox.locate(position);
-                let from = self.inbox.at(offset + 4 + skip);
-                let to = target.wrapping_add(done as usize);
-                // SAFETY: a message that has been checked lies within the ring; done + step ≤ length.
-                unsafe { std::ptr::copy_nonoverlapping(from, to, step as usize) };
-                done += step;
-                skip = 0;
-            } else {
-                skip -= data;
-            }
-            position += message.span;
-        }
-        Ok(count as usize)
+        // SAFETY: the caller's promise.
+        unsafe { self.inbox.peek(control, skip, target, length) }
     }
 
     /// Drops `count` bytes that [`Self::peek`] has seen, and tells whether to wake a sender.
     pub(crate) fn consume(&self, control: &Control, count: usize) -> Result<Popped, Lie> {
-        if count as u64 > control.used() {
-            return Err(Lie);
-        }
-        let figures = self.figures();
-        let start = figures.consumed.load(Ordering::Relaxed);
-        let mut position = start;
-        let mut left = count as u64 + self.within.load(Ordering::Relaxed);
-        // Control messages behind the last byte go, too, if they are there.
-        while let Some(Message { kind, length, span }) = self.inbox.message(position)? {
-            let data = if kind == Kind::Data { length } else { 0 };
-            if data > left {
-                break;
-            }
-            if position - start >= self.inbox.size {
-                return Err(Lie);
-            }
-            left -= data;
-            self.inbox.clear(position, span);
-            position += span;
-            if left == 0 && kind == Kind::Data {
-                break;
-            }
-        }
-        self.within.store(left, Ordering::Relaxed);
-        let tail = control.tail() + count as u64;
-        figures.consumed_stream.store(tail, Ordering::Release);
-        figures.consumed.store(position, Ordering::Release);
-        control.tail.0.store(tail, Ordering::Release);
+        let position = self.inbox.drop_bytes(control, count as u64)?;
         fence(Ordering::SeqCst);
         let emptied = control.is_empty();
         // A sender that sleeps for space has said so; it is woken when a good part is free.
-        let free = self.inbox.size.saturating_sub(self.scanned_ahead(position));
-        let room = emptied || free >= self.inbox.size / 4;
+        let size = self.inbox.room.size;
+        let free = size.saturating_sub(self.inbox.scanned_ahead(position));
+        let room = emptied || free >= size / 4;
         // While a sleeper's words arrive, nobody knows whom they leave asleep: one bell too many does no harm.
         let armed = self.board().armed.read();
         let ring = room && armed.is_none_or(|armed| control.claim_space_bell_of(armed[1]));
-        if ring || position - self.credited.load(Ordering::Relaxed) >= self.inbox.size / 8 {
+        if ring || position - self.credited.load(Ordering::Relaxed) >= size / 8 {
             let _ = self.give_credit();
         }
         Ok(Popped { bytes: count, ring, emptied })
-    }
-
-    /// Bytes of the ring that hold messages not yet consumed.
-    fn scanned_ahead(&self, consumed: u64) -> u64 {
-        let (_, scanned) = Self::unpack(self.scanned.load(Ordering::Acquire), 0, consumed);
-        scanned - consumed
     }
 
     fn give_credit(&self) -> Result<(), Errno> {
@@ -620,10 +467,10 @@ impl Link {
                 return Err(Errno::CONNRESET);
             }
             let consumed = self.figures().consumed.load(Ordering::Acquire);
-            if consumed + self.scanned_ahead(consumed) >= posted {
+            if consumed + self.inbox.scanned_ahead(consumed) >= posted {
                 return Ok(());
             }
-            if posted - consumed > self.inbox.size || !self.is_usable() {
+            if posted - consumed > self.inbox.room.size || !self.is_usable() {
                 return Err(Errno::CONNRESET);
             }
             looks += 1;
@@ -659,7 +506,7 @@ impl Link {
 
     /// Whether [`Self::freeze`] was called.
     pub(crate) fn is_frozen(&self) -> bool {
-        self.frozen.load(Ordering::Acquire)
+        self.inbox.is_frozen()
     }
 
     /// Notes that nothing gets through any more.
@@ -670,10 +517,8 @@ impl Link {
     /// Looks a last time for what has arrived: what comes later does not count, and is not read. The queue pair stays as
     /// it is, so that the peer's requests do not fail before it has been told.
     pub(crate) fn freeze(&self, incoming: &Control, outgoing: &Control) {
-        let _one = self.scanning.lock(process::thread());
-        self.scan_alone(incoming);
         self.note_credit(outgoing);
-        self.frozen.store(true, Ordering::SeqCst);
+        self.inbox.freeze(incoming);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 

@@ -37,6 +37,8 @@ use crate::uninterrupted::Uninterrupted;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections that may wait at a listener: the trial's, the peer's, and a stranger's.
 const BACKLOG: u32 = 8;
+/// Steps in one call: all that a meeting has, and some more.
+const MOST_STEPS: u32 = 16;
 /// Ports that are tried: the manager does not know which ones TCP sockets have.
 const TRIES: u32 = 8;
 
@@ -200,7 +202,8 @@ impl Meeting {
         let _uninterrupted = Uninterrupted::begin();
         // Another thread is at it.
         let Ok(mut inside) = self.inside.try_lock() else { return Progress::Pending };
-        loop {
+        // Strangers who ask to be let in, one after the other, hold no call up.
+        for _ in 0..MOST_STEPS {
             match inside.step {
                 Step::Connected => return Progress::Connected,
                 Step::Failed => return Progress::Failed,
@@ -214,6 +217,7 @@ impl Meeting {
                 Ok(None) | Err(_) => self.give_up(&mut inside),
             }
         }
+        Progress::Pending
     }
 
     /// The next step, if what it waits for is there.
@@ -276,7 +280,7 @@ impl Meeting {
 
     /// Whether the right peer asks.
     fn is_expected(&self, inside: &Inside, event: &Event) -> bool {
-        event.parameters.private[..inside.nonce.len()] == inside.nonce
+        event.parameters.private.as_flattened()[..inside.nonce.len()] == inside.nonce
             && usize::from(event.parameters.private_length) >= inside.nonce.len()
             && self.query(event.id).is_ok_and(|place| place.peer.ip() == inside.peer.ip())
     }
@@ -418,7 +422,8 @@ struct Place {
     peer: SocketAddr,
 }
 
-fn read_address(bytes: &[u8; 128]) -> SocketAddr {
+fn read_address(storage: &Storage) -> SocketAddr {
+    let bytes = storage.as_flattened();
     let port = u16::from_be_bytes([bytes[2], bytes[3]]);
     let ip: IpAddr = if u16::from_ne_bytes([bytes[0], bytes[1]]) == libc::AF_INET as u16 {
         Ipv4Addr::from(std::array::from_fn::<u8, 4, _>(|i| bytes[4 + i])).into()
@@ -540,40 +545,30 @@ struct Query {
     option: u32,
 }
 
+/// `struct __kernel_sockaddr_storage`: 128 bytes.
+type Storage = [[u8; 32]; 4];
+
 #[repr(C)]
+#[derive(Default)]
 struct QueriedAddress {
     node_guid: u64,
     port: u8,
     _reserved: u8,
     _pkey: u16,
     _sizes: [u16; 2],
-    local: [u8; 128],
-    peer: [u8; 128],
+    local: Storage,
+    peer: Storage,
     _device: [u32; 2],
-}
-
-impl Default for QueriedAddress {
-    fn default() -> Self {
-        Self {
-            node_guid: 0,
-            port: 0,
-            _reserved: 0,
-            _pkey: 0,
-            _sizes: [0; 2],
-            local: [0; 128],
-            peer: [0; 128],
-            _device: [0; 2],
-        }
-    }
 }
 
 /// `struct rdma_ucm_conn_param`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Parameters {
     pair: u32,
     qkey: u32,
-    private: [u8; 256],
+    /// 256 bytes.
+    private: [[u8; 32]; 8],
     private_length: u8,
     srq: u8,
     reads_served: u8,
@@ -585,31 +580,19 @@ struct Parameters {
 }
 
 impl Parameters {
-    const NONE: Self = Self {
-        pair: 0,
-        qkey: 0,
-        private: [0; 256],
-        private_length: 0,
-        srq: 0,
-        reads_served: 0,
-        reads: 0,
-        flow_control: 0,
-        retries: 7,
-        rnr_retries: 7,
-        valid: 1,
-    };
-
     fn new(inside: &Inside) -> Self {
-        let mut private = [0; 256];
-        private[..inside.nonce.len()].copy_from_slice(&inside.nonce);
-        Self {
+        let mut parameters = Self {
             pair: inside.pair,
-            private,
             private_length: inside.nonce.len() as u8,
             reads_served: inside.reads,
             reads: inside.reads,
-            ..Self::NONE
-        }
+            retries: 7,
+            rnr_retries: 7,
+            valid: 1,
+            ..Self::default()
+        };
+        parameters.private.as_flattened_mut()[..inside.nonce.len()].copy_from_slice(&inside.nonce);
+        parameters
     }
 }
 
@@ -655,6 +638,7 @@ struct NextEvent {
 
 /// `struct rdma_ucm_event_resp`.
 #[repr(C)]
+#[derive(Default)]
 struct Event {
     _uid: u64,
     id: u32,
@@ -664,21 +648,6 @@ struct Event {
     _rest_of_union: [u32; 8],
     _reserved: u32,
     _ece: [u32; 2],
-}
-
-impl Default for Event {
-    fn default() -> Self {
-        Self {
-            _uid: 0,
-            id: 0,
-            kind: 0,
-            status: 0,
-            parameters: Parameters::NONE,
-            _rest_of_union: [0; 8],
-            _reserved: 0,
-            _ece: [0; 2],
-        }
-    }
 }
 
 const _: () = {

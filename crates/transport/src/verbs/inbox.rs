@@ -1,0 +1,215 @@
+//! The ring that the peer writes: what has arrived in it, and what the application has taken.
+//!
+//! ```text
+//!   consumed ────── scanned ────── (arrives)        positions in the ring
+//!   tail     ────── head                            the same in the stream
+//! ```
+//!
+//! Any thread scans ([`super::scan`]); who reads bytes holds the receive lock.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::board::{BOARD_BYTES, Board, Figures, Place};
+use super::message::{Kind, Message, Room};
+use super::scan::{Arrivals, Scan};
+use crate::control::{Control, end};
+use crate::ring::Lie;
+
+/// The receiving half of a link.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    place: Place,
+    pub(super) room: Room,
+    scan: Scan,
+    /// Bytes taken of the message that is next. Under the receive lock.
+    within: AtomicU64,
+    lied: AtomicBool,
+}
+
+impl Inbox {
+    /// Nothing has arrived in a ring of `size` bytes.
+    ///
+    /// # Safety
+    /// The memory at `place` stays mapped as long as it is used.
+    pub(super) unsafe fn new(place: Place, size: u64) -> Self {
+        // SAFETY: inside the segment.
+        let ring = unsafe { place.inbox.add(BOARD_BYTES as usize) };
+        Self {
+            place,
+            // SAFETY: the caller's promise.
+            room: unsafe { Room::new(ring, size) },
+            scan: Scan::new(),
+            within: AtomicU64::new(0),
+            lied: AtomicBool::new(false),
+        }
+    }
+
+    /// What the peer writes in front of the ring.
+    pub(super) fn board(&self) -> &Board {
+        // SAFETY: the inbox begins with a board of atomics, aligned to a page.
+        unsafe { self.place.inbox.cast::<Board>().as_ref() }
+    }
+
+    /// What the peer reads.
+    pub(super) fn figures(&self) -> &Figures {
+        // SAFETY: inside the page, and aligned.
+        let figures = unsafe { self.place.control.add(self.place.figures as usize) };
+        // SAFETY: all atomics.
+        unsafe { figures.cast::<Figures>().as_ref() }
+    }
+
+    /// Looks for messages that have arrived, and tells `control` of them. By any thread, without a lock.
+    pub(super) fn scan(&self, control: &Control) {
+        if self.is_frozen() {
+            return;
+        }
+        // First: what these bells announced has arrived before their count.
+        let bells = self.board().bells.read().map_or(0, |words| words[0]);
+        if bells > control.rung.0.count.load(Ordering::Relaxed) {
+            control.rung.0.count.fetch_max(bells, Ordering::AcqRel);
+        }
+        self.note(self.scan.go_on(self, control));
+    }
+
+    fn note(&self, scanned: Result<(), Lie>) {
+        if scanned.is_err() {
+            self.lied.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the peer wrote something impossible.
+    pub(super) fn peer_lied(&self) -> bool {
+        self.lied.load(Ordering::Relaxed)
+    }
+
+    /// Copies up to `length` bytes that lie `skip` bytes ahead to `target`, and leaves them in the ring.
+    ///
+    /// # Safety
+    /// `target` is writable for `length` bytes.
+    pub(super) unsafe fn peek(
+        &self,
+        control: &Control,
+        skip: u64,
+        target: *mut u8,
+        length: usize,
+    ) -> Result<usize, Lie> {
+        let available = control.used().saturating_sub(skip);
+        let count = (length as u64).min(available);
+        let mut done = 0;
+        let mut skip = skip + self.within.load(Ordering::Relaxed);
+        let start = self.figures().consumed.load(Ordering::Relaxed);
+        let mut position = start;
+        while done < count {
+            // What was counted may have been written over since.
+            if position - start >= self.room.size {
+                return Err(Lie);
+            }
+            let message = self.room.message(position)?.ok_or(Lie)?;
+            let data = if message.kind == Kind::Data { message.length } else { 0 };
+            if skip < data {
+                let step = (data - skip).min(count - done);
+                let (offset, _) = self.room.locate(position);
+                let from = self.room.at(offset + 4 + skip);
+                let to = target.wrapping_add(done as usize);
+                // SAFETY: a message that has been checked lies within the ring; done + step ≤ length.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, step as usize) };
+                done += step;
+                skip = 0;
+            } else {
+                skip -= data;
+            }
+            position += message.span;
+        }
+        Ok(count as usize)
+    }
+
+    /// Drops `count` bytes that [`Self::peek`] has seen. The position in the ring behind them.
+    pub(super) fn drop_bytes(&self, control: &Control, count: u64) -> Result<u64, Lie> {
+        if count > control.used() {
+            return Err(Lie);
+        }
+        let figures = self.figures();
+        let start = figures.consumed.load(Ordering::Relaxed);
+        let mut position = start;
+        let mut left = count + self.within.load(Ordering::Relaxed);
+        // Control messages behind the last byte go, too, if they are there.
+        while let Some(Message { kind, length, span }) = self.room.message(position)? {
+            let data = if kind == Kind::Data { length } else { 0 };
+            if data > left {
+                break;
+            }
+            if position - start >= self.room.size {
+                return Err(Lie);
+            }
+            left -= data;
+            self.room.clear(position, span);
+            position += span;
+            if left == 0 && kind == Kind::Data {
+                break;
+            }
+        }
+        self.within.store(left, Ordering::Relaxed);
+        let tail = control.tail() + count;
+        figures.consumed_stream.store(tail, Ordering::Release);
+        figures.consumed.store(position, Ordering::Release);
+        control.tail.0.store(tail, Ordering::Release);
+        Ok(position)
+    }
+
+    /// Bytes of the ring that hold messages not yet consumed.
+    pub(super) fn scanned_ahead(&self, consumed: u64) -> u64 {
+        self.scan.ahead_of(consumed)
+    }
+
+    /// Whether [`Self::freeze`] was called.
+    pub(super) fn is_frozen(&self) -> bool {
+        self.scan.is_frozen()
+    }
+
+    /// Looks a last time for what has arrived: what comes later does not count. The caller holds the receive lock.
+    pub(super) fn freeze(&self, control: &Control) {
+        self.note(self.scan.freeze(self, control));
+    }
+}
+
+/// A message that has arrived.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    message: Message,
+    /// That of a control message.
+    payload: u64,
+}
+
+impl Arrivals for Inbox {
+    type Message = Arrival;
+
+    fn size(&self) -> u64 {
+        self.room.size
+    }
+
+    fn consumed(&self) -> u64 {
+        self.figures().consumed.load(Ordering::Acquire)
+    }
+
+    fn message(&self, position: u64) -> Result<Option<Arrival>, Lie> {
+        let Some(message) = self.room.message(position)? else { return Ok(None) };
+        let payload = match message.kind {
+            Kind::Switch | Kind::End => self.room.control_payload(position, message),
+            Kind::Data | Kind::Pad => 0,
+        };
+        Ok(Some(Arrival { message, payload }))
+    }
+
+    fn extent(&self, Arrival { message, .. }: Arrival) -> (u64, u64) {
+        (if message.kind == Kind::Data { message.length } else { 0 }, message.span)
+    }
+
+    fn heed(&self, Arrival { message, payload }: Arrival, control: &Control) {
+        let rare = &control.rare.0;
+        match message.kind {
+            Kind::Switch => rare.switched_at.store(payload, Ordering::SeqCst),
+            Kind::End => drop(rare.end.fetch_or(payload as u32 & end::OF_STREAM, Ordering::SeqCst)),
+            Kind::Data | Kind::Pad => {}
+        }
+    }
+}
