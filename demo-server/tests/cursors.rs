@@ -82,7 +82,7 @@ fn memory_is_bounded_by_credits_and_comes_back() {
     }
     // Each query has a frame of 4 MiB and a little on its way and one that waits, and DuckDB its buffers.
     let during = server.resident();
-    assert!(during < before + (8 * 24 << 20), "{before} {during}");
+    assert!(during < before + 8 * (24 << 20), "{before} {during}");
     drop(slow);
     for _ in 0..8 {
         server.logged(&["client gone", "queries are running"]);

@@ -21,8 +21,16 @@ fn results_travel_over_shared_memory() {
     let plain = Server::start(&folder, &[]);
     for transport in TRANSPORTS {
         // Twice: over ipc the client says nothing after its request, so that only the next one's answer leaves TCP.
-        let options =
-            ["--sql", "FROM numbers", "--transport", transport, "--summary", "--checksum", "--repeat", "2"];
+        let options = [
+            "--sql",
+            "FROM numbers WHERE i % 3 = 0",
+            "--transport",
+            transport,
+            "--summary",
+            "--checksum",
+            "--repeat",
+            "2",
+        ];
         let expected = plain.run(&options).summary();
         let (of_server, of_client) =
             (stats(&format!("server-{transport}")), stats(&format!("client-{transport}")));
@@ -32,7 +40,7 @@ fn results_travel_over_shared_memory() {
         let mut command = server.client(&options);
         let got = Outcome::of(command.env("LD_PRELOAD", &library).env("THALLUS_STATS", &of_client)).summary();
         assert_eq!(got["checksum"], expected["checksum"]);
-        assert_eq!(got["rows"], 3_000_000);
+        assert_eq!(got["rows"], 1_000_000);
         server.logged(&["gone; 0 queries are running"]);
         server.stop();
 

@@ -78,9 +78,10 @@ fn all_transports_have_one_checksum_which_depends_on_the_rows() {
     ] {
         assert_ne!(sum, checksum(other, "scatter", ROWS), "{other}");
     }
-    let numbers = checksum("FROM numbers", "scatter", 3_000_000);
+    let third = "FROM numbers WHERE i % 3 = 0";
+    let numbers = checksum(third, "scatter", 1_000_000);
     for transport in TRANSPORTS {
-        assert_eq!(numbers, checksum("FROM numbers", transport, 3_000_000), "{transport}");
+        assert_eq!(numbers, checksum(third, transport, 1_000_000), "{transport}");
     }
 }
 
@@ -89,7 +90,8 @@ fn flight_compresses_if_it_is_asked_to() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
     let run = |compression| {
-        let options = ["--sql", "FROM numbers", "--transport", "flight", "--summary", "--checksum"];
+        let options =
+            ["--sql", "FROM numbers WHERE i % 3 = 0", "--transport", "flight", "--summary", "--checksum"];
         server.run(&[&options[..], &["--compression", compression]].concat()).summary()
     };
     let (plain, lz4) = (run("none"), run("lz4"));

@@ -96,8 +96,8 @@ pub(super) const WAYS: [Way; 11] = [
 pub(super) const OURS: Way = way("auto", false, true);
 pub(super) const RPC: Way = WAYS[0];
 pub(super) const FLIGHT: Way = WAYS[2];
-/// What there is without Thallus.
-pub(super) const BASELINES: [Way; 4] = [WAYS[0], WAYS[1], WAYS[2], WAYS[3]];
+/// What there is without the library.
+pub(super) const WITHOUT: [Way; 5] = [WAYS[0], WAYS[1], WAYS[2], WAYS[3], WAYS[4]];
 
 impl Way {
     pub(super) fn name(self) -> String {

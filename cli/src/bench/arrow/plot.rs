@@ -104,7 +104,9 @@ fn sizes(area: &Area<'_>, results: &[&Measured]) -> Drawn {
             (fewest * 0.8..most * 1.25).log_scale(),
             (shortest * 0.8..longest * 1.25).log_scale(),
         )?;
-    chart.configure_mesh().x_desc("rows").y_desc("ms").draw()?;
+    let short = |value: &f64| format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').to_owned();
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc("rows").y_desc("ms").x_label_formatter(&short).y_label_formatter(&short).draw()?;
     for (way, colour) in SHOWN {
         let points = results.iter().filter_map(|measured| point(measured, way)).collect::<Vec<_>>();
         let line = LineSeries::new(points, colour.stroke_width(2)).point_size(3);
