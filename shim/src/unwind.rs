@@ -84,6 +84,7 @@ extern "C" fn find() {
 
 /// Whether that has happened.
 #[cfg(test)]
+#[allow(dead_code, reason = "tests/tests/unwinding.rs asks, which has this file for a module")]
 pub(crate) fn is_found() -> bool {
     FUNCTIONS.iter().all(|function| !function.load(Ordering::Acquire).is_null())
 }
