@@ -181,14 +181,18 @@ fn handles_that_lie_are_refused() {
 fn memory_goes_back_to_the_system() {
     let (server, client, file) = ends_and_file();
     let before = resident(&file);
-    let memory = server.allocate(32 << 20).unwrap();
-    assert_eq!(resident(&file), before + PAGE + (32 << 20), "the table, and what is lent");
-    let loan = client.borrow(memory.lend(0, 32 << 20).unwrap()).unwrap();
+    let memory = server.allocate(64 << 20).unwrap();
+    assert_eq!(resident(&file), before + PAGE + (64 << 20), "the table, and what is lent");
+    let loan = client.borrow(memory.lend(0, 64 << 20).unwrap()).unwrap();
     drop(memory);
-    assert_eq!(server.usage(), (32 << 20, 0));
+    assert_eq!(server.usage(), (64 << 20, 0));
     drop(loan);
-    assert_eq!(server.usage(), (0, 0));
+    assert_eq!(server.usage(), (0, 0), "more than is kept");
     assert_eq!(resident(&file), before + PAGE);
+    drop(server.allocate(1 << 20).unwrap());
+    assert_eq!(server.usage(), (0, 1 << 20));
+    server.trim();
+    assert_eq!((server.usage(), resident(&file)), ((0, 0), before + PAGE));
 }
 
 #[test]
