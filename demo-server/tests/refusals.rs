@@ -180,10 +180,10 @@ fn nobody_listening_is_told() {
 }
 
 #[test]
-fn wrong_options_and_transports_that_are_not_there_have_status_2() {
+fn wrong_options_have_status_2() {
     for options in [
-        &["--sql", "SELECT 1", "--transport", "pull"][..],
-        &["--sql", "SELECT 1", "--compression", "lz4"],
+        &["--sql", "SELECT 1", "--compression", "lz4"][..],
+        &["--sql", "SELECT 1", "--transport", "pull", "--compression", "lz4"],
         &["--sql", "SELECT 1", "--transport", "ipc", "--compression", "lz4"],
         &["--sql", "SELECT 1", "--repeat", "2"],
         &["--sql", "SELECT 1", "--transport", "pigeon"],
@@ -193,8 +193,6 @@ fn wrong_options_and_transports_that_are_not_there_have_status_2() {
         let outcome = Outcome::of(client_program().args(options));
         assert_eq!(outcome.status, Some(2), "{outcome:?}");
     }
-    let outcome = Outcome::of(client_program().args(["--sql", "SELECT 1", "--transport", "pull"]));
-    assert!(outcome.errors.contains("not there yet"), "{outcome:?}");
 }
 
 #[test]

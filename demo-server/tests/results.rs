@@ -61,7 +61,7 @@ fn all_transports_have_one_checksum_which_depends_on_the_rows() {
         let outcome = server.run(&["--sql", sql, "--transport", transport, "--summary", "--checksum"]);
         let summary = outcome.summary();
         assert_eq!(summary["rows"], rows, "{sql}");
-        assert_eq!(summary["transport"], if transport == "auto" { "scatter" } else { transport });
+        assert_eq!(summary["transport"], transport);
         summary["checksum"].as_str().unwrap().to_owned()
     };
     let all = "SELECT * FROM types.types";
