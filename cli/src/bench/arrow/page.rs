@@ -19,7 +19,7 @@ pub(super) fn markdown(machine: &Machine, results: &[Measured], rounds: u32) -> 
             put(&mut text, format_args!("| {} |", row.join(" | ")));
         }
     }
-    put(&mut text, format_args!("\nWhere we lose (scatter, Thallus against all ways over TCP):\n"));
+    put(&mut text, format_args!("\nWhere we lose ({} against all ways over TCP):\n", OURS.name()));
     for line in lost(results) {
         put(&mut text, format_args!("- {line}"));
     }
@@ -56,10 +56,9 @@ pub(super) fn html(machine: &Machine, results: &[Measured], rounds: u32) -> anyh
         }
         put(&mut text, format_args!("</tr>\n</table>"));
     }
-    for (title, lines) in [
-        ("Where we lose: scatter, Thallus against all ways over TCP", lost(results)),
-        ("Paths", paths(results)),
-    ] {
+    for (title, lines) in
+        [("Where we lose: auto, Thallus against all ways over TCP", lost(results)), ("Paths", paths(results))]
+    {
         put(&mut text, format_args!("<h2>{title}</h2>\n<ul>"));
         lines.iter().for_each(|line| put(&mut text, format_args!("<li>{}</li>", escape(line))));
         put(&mut text, format_args!("</ul>"));
