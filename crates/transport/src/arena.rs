@@ -18,38 +18,21 @@
 //! A process that dies leaves nothing to repair: every change is published by one store, and a block
 //! whose holders are all dead is found by [`Chunk::sweep`].
 
+mod chunk;
 mod request;
 
-use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
-use rustix::process::{Pid, Resource, getrlimit, test_kill_process};
+use rustix::process::{Pid, test_kill_process};
 
 use crate::lock::Lock;
 use crate::reason::Reason;
 
+pub use chunk::{BLOCKS, CHUNK_BYTES, Chunk, MEMFD_NAME};
 pub use request::{Generation, Wish};
-
-/// The memfd's name, by which `thallus status` finds a process's chunks in `/proc/PID/fd`.
-pub const MEMFD_NAME: &str = "thallus-arena";
-
-const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSa");
-const VERSION: u32 = 2;
-const BITMAP_WORDS: usize = 128;
-const HEADER_BYTES: usize = 4096;
-
-/// Connections that one chunk can hold.
-pub const BLOCKS: usize = BITMAP_WORDS * 64;
-
-/// Size of a chunk in bytes. Sparse: an unused block costs no memory.
-pub const CHUNK_BYTES: usize = HEADER_BYTES + BLOCKS * size_of::<Block>();
 
 /// A holder that has been promised to a child not yet born.
 const UNBORN: u32 = u32::MAX;
@@ -435,203 +418,12 @@ fn forget_if_dead(holder: &AtomicU32, pid: u32) -> bool {
     !alive
 }
 
-#[repr(C)]
-struct Header {
-    magic: AtomicU64,
-    version: AtomicU32,
-    block_bytes: AtomicU32,
-    block_count: AtomicU32,
-    _pad: [u32; 11],
-    bitmap: [AtomicU64; BITMAP_WORDS],
-}
-
-const _: () = assert!(std::mem::offset_of!(Header, bitmap) == 64);
-const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
-
-/// One mapped chunk. Mappings last as long as the process: blocks are handed out as `&'static`.
-pub struct Chunk {
-    base: NonNull<u8>,
-    /// By which `thallus status` finds it.
-    fd: Option<OwnedFd>,
-}
-
-// SAFETY: the mapping is never unmapped and holds nothing but atomics.
-unsafe impl Send for Chunk {}
-// SAFETY: as above.
-unsafe impl Sync for Chunk {}
-
-impl fmt::Debug for Chunk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Chunk").field("base", &self.base).field("fd", &self.fd).finish()
-    }
-}
-
-impl Chunk {
-    /// Creates an empty chunk, whose descriptor `place` moves out of the program's way. Without a free descriptor, or
-    /// where files must be smaller (`RLIMIT_FSIZE`, which kills), it has none, and `thallus status` does not see it.
-    /// Fails as memfd_create(2), ftruncate(2) or mmap(2) do.
-    pub fn create(place: impl Fn(OwnedFd) -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let limit = getrlimit(Resource::Fsize).current;
-        let file = match limit.is_some_and(|limit| limit < CHUNK_BYTES as u64) {
-            true => Err(Errno::MFILE),
-            false => memfd_create(MEMFD_NAME, flags),
-        };
-        let fd = match file.and_then(place) {
-            Ok(fd) => {
-                ftruncate(&fd, CHUNK_BYTES as u64)?;
-                // Whoever looks at it must not find it cut short.
-                fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-                Some(fd)
-            }
-            Err(Errno::MFILE | Errno::NFILE) => None,
-            Err(errno) => return Err(errno),
-        };
-        let chunk = Self::map(fd, ProtFlags::READ | ProtFlags::WRITE)?;
-        let header = chunk.header();
-        header.version.store(VERSION, Ordering::Relaxed);
-        header.block_bytes.store(size_of::<Block>() as u32, Ordering::Relaxed);
-        header.block_count.store(BLOCKS as u32, Ordering::Relaxed);
-        header.magic.store(MAGIC, Ordering::Release);
-        Ok(chunk)
-    }
-
-    /// Maps another process's chunk to look at it, and to raise flags if it `writes`. `None` if it is not one of this
-    /// version.
-    pub fn inspect(fd: OwnedFd, writes: bool) -> Option<Self> {
-        let size = rustix::fs::fstat(&fd).ok()?.st_size;
-        let sealed = fcntl_get_seals(&fd).ok()?.contains(SealFlags::SHRINK);
-        if usize::try_from(size).ok()? != CHUNK_BYTES || !sealed {
-            return None;
-        }
-        let write = if writes { ProtFlags::WRITE } else { ProtFlags::empty() };
-        let chunk = Self::map(Some(fd), ProtFlags::READ | write).ok()?;
-        let header = chunk.header();
-        let fits = header.magic.load(Ordering::Acquire) == MAGIC
-            && header.version.load(Ordering::Relaxed) == VERSION
-            && header.block_bytes.load(Ordering::Relaxed) as usize == size_of::<Block>();
-        fits.then_some(chunk)
-    }
-
-    fn map(fd: Option<OwnedFd>, protection: ProtFlags) -> Result<Self, Errno> {
-        let null = std::ptr::null_mut();
-        let base = match &fd {
-            // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-            Some(fd) => unsafe { mmap(null, CHUNK_BYTES, protection, MapFlags::SHARED, fd, 0)? },
-            // SAFETY: as above.
-            None => unsafe { mmap_anonymous(null, CHUNK_BYTES, protection, MapFlags::SHARED)? },
-        };
-        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, fd })
-    }
-
-    /// The descriptor by which `thallus status` finds it.
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.fd.as_ref().map(AsFd::as_fd)
-    }
-
-    fn header(&self) -> &'static Header {
-        // SAFETY: the mapping is CHUNK_BYTES long, page-aligned, never unmapped, and starts with a Header.
-        unsafe { self.base.cast::<Header>().as_ref() }
-    }
-
-    fn block(&self, index: usize) -> &'static Block {
-        debug_assert!(index < BLOCKS);
-        // SAFETY: index < BLOCKS, so the block lies inside the mapping.
-        let block = unsafe { self.base.add(HEADER_BYTES + index * size_of::<Block>()) };
-        // SAFETY: inside the mapping, aligned to 512, never unmapped, atomics only.
-        unsafe { block.cast::<Block>().as_ref() }
-    }
-
-    /// Takes a free block for a connection that `pid` has just opened as `fd`. `None` if the chunk is full.
-    pub fn allocate(&self, role: Role, pid: u32, fd: u32, opened_ns: u64) -> Option<&'static Block> {
-        for (word_index, word) in self.header().bitmap.iter().enumerate() {
-            let mut bits = word.load(Ordering::Relaxed);
-            while bits != u64::MAX {
-                let bit = bits.trailing_ones();
-                match word.compare_exchange_weak(bits, bits | 1 << bit, Ordering::Acquire, Ordering::Relaxed)
-                {
-                    Ok(_) => {
-                        let block = self.block(word_index * 64 + bit as usize);
-                        block.reset(role, pid, fd, opened_ns);
-                        return Some(block);
-                    }
-                    Err(now) => bits = now,
-                }
-            }
-        }
-        None
-    }
-
-    /// Gives a block back. Does nothing if `block` is not of this chunk.
-    pub fn free(&self, block: &Block) -> bool {
-        let Some(index) = self.index_of(block) else { return false };
-        block.state.store(block.generation().ended().with(State::Pinned), Ordering::Release);
-        self.give_back(index);
-        true
-    }
-
-    fn give_back(&self, index: usize) {
-        self.header().bitmap[index / 64].fetch_and(!(1 << (index % 64)), Ordering::Release);
-    }
-
-    fn index_of(&self, block: &Block) -> Option<usize> {
-        let offset = std::ptr::from_ref(block).addr().checked_sub(self.base.addr().get() + HEADER_BYTES)?;
-        let index = offset / size_of::<Block>();
-        (index < BLOCKS).then_some(index)
-    }
-
-    /// The blocks in use, in no particular order.
-    pub fn blocks(&self) -> impl Iterator<Item = &'static Block> + '_ {
-        (0..BLOCKS)
-            .filter(|index| self.header().bitmap[index / 64].load(Ordering::Acquire) & 1 << (index % 64) != 0)
-            .map(|index| self.block(index))
-    }
-
-    /// Frees the blocks whose holders are all dead: processes that were killed could not. Returns how many.
-    pub fn sweep(&self) -> usize {
-        self.blocks()
-            .filter(|block| {
-                let word = block.state.load(Ordering::Acquire);
-                let ended = Generation::of(word).ended().with(State::Pinned);
-                let held = block.holders.iter().any(|holder| holder.load(Ordering::SeqCst) != 0);
-                // Another process may be faster, and the block be in use again.
-                held && block.release(0) && block.exchange_state(word, ended)
-            })
-            .filter_map(|block| self.index_of(block))
-            .map(|index| self.give_back(index))
-            .count()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn pid() -> u32 {
         std::process::id()
-    }
-
-    #[test]
-    fn a_block_is_reused_only_after_it_was_freed() {
-        let chunk = Chunk::create(Ok).unwrap();
-        let first = chunk.allocate(Role::Client, pid(), 3, 1).unwrap();
-        let second = chunk.allocate(Role::Server, pid(), 4, 1).unwrap();
-        assert!(!std::ptr::eq(first, second));
-        assert!(chunk.free(first));
-        assert!(std::ptr::eq(first, chunk.allocate(Role::Server, pid(), 5, 2).unwrap()));
-        assert_eq!(first.role(), Role::Server);
-        assert_eq!(first.opened_ns(), 2);
-    }
-
-    #[test]
-    fn a_full_chunk_has_no_block() {
-        let chunk = Chunk::create(Ok).unwrap();
-        for _ in 0..BLOCKS {
-            assert!(chunk.allocate(Role::Client, pid(), 3, 1).is_some());
-        }
-        assert!(chunk.allocate(Role::Client, pid(), 3, 1).is_none());
-        assert_eq!(chunk.blocks().count(), BLOCKS);
     }
 
     #[test]
@@ -675,36 +467,6 @@ mod tests {
         block.hold_for_unborn();
         block.stillborn();
         assert!(block.release(pid()));
-    }
-
-    #[test]
-    fn blocks_of_killed_processes_are_swept() {
-        let chunk = Chunk::create(Ok).unwrap();
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let block = chunk.allocate(Role::Server, child.id(), 3, 1).unwrap();
-        assert_eq!(chunk.sweep(), 0);
-        assert!(!block.held_only_by(pid()));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(chunk.sweep(), 1);
-        assert_eq!(chunk.blocks().count(), 0);
-    }
-
-    #[test]
-    fn another_process_can_look_at_a_chunk_but_not_at_something_else() {
-        let chunk = Chunk::create(Ok).unwrap();
-        let block = chunk.allocate(Role::Client, pid(), 7, 1).unwrap();
-        let local = "127.0.0.1:4000".parse().unwrap();
-        let peer = "[::ffff:127.0.0.1]:5432".parse().unwrap();
-        block.set_addresses(local, peer);
-        let view = Chunk::inspect(chunk.fd().unwrap().try_clone_to_owned().unwrap(), false).unwrap();
-        let seen = view.blocks().next().unwrap();
-        assert_eq!(seen.local(), Some(local));
-        assert_eq!(seen.peer(), Some("127.0.0.1:5432".parse().unwrap()));
-
-        let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&other, CHUNK_BYTES as u64).unwrap();
-        assert!(Chunk::inspect(other, false).is_none());
     }
 
     #[test]

@@ -24,6 +24,8 @@
 //! A *side buffer* holds bytes that its owner took from the kernel before the application asked for them; it lies
 //! here, although only its owner uses it, because forks of the owner must find it.
 
+mod ends;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,11 +46,12 @@ use crate::control::{Control, end};
 use crate::lending::{AREA_BYTES, Area, LOANS_BYTES};
 use crate::process;
 use crate::reason::Reason;
-use crate::ring::{
-    CLASSES, Consumer, DIRECTION_BYTES, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size,
-};
+use crate::ring::{Consumer, DIRECTION_BYTES, class_size};
 use crate::verbs::board;
-use crate::verbs::link::{Failed, Link};
+use crate::verbs::link::Link;
+
+use ends::Windows;
+pub(crate) use ends::{Inlet, Outlet};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
 const VERSION: u32 = 1;
@@ -511,138 +514,9 @@ impl Segment {
     }
 }
 
-/// The sending end of a direction, over whichever fabric.
-#[derive(Debug)]
-pub(crate) struct Outlet<'a> {
-    control: &'a Control,
-    memory: Windows,
-    link: Option<&'a Link>,
-}
-
-impl Outlet<'_> {
-    fn ring(&self) -> Producer<'_, Windows> {
-        Producer::new(self.control, &self.memory)
-    }
-
-    /// See [`Producer::has_room`].
-    pub(crate) fn has_room(&self) -> bool {
-        self.link.map_or_else(|| self.ring().has_room(), Link::has_room)
-    }
-
-    /// See [`Producer::push`].
-    ///
-    /// # Safety
-    /// `source` is readable for `length` bytes.
-    pub(crate) unsafe fn push(&self, source: *const u8, length: usize) -> Result<Pushed, Failed> {
-        match self.link {
-            // SAFETY: the caller's promise.
-            None => Ok(unsafe { self.ring().push(source, length) }?),
-            // SAFETY: the caller's promise.
-            Some(link) => unsafe { link.push(self.control, source, length) },
-        }
-    }
-
-    /// See [`Producer::grow`]. Registered memory does not grow.
-    pub(crate) fn grow(&self, wanted: u64, limit: u32) -> Result<bool, Lie> {
-        if self.link.is_some() { Ok(false) } else { self.ring().grow(wanted, limit) }
-    }
-
-    /// See [`Producer::shrink`].
-    pub(crate) fn shrink(&self) -> Result<bool, Lie> {
-        if self.link.is_some() { Ok(false) } else { self.ring().shrink() }
-    }
-
-    /// See [`Producer::come_home`].
-    pub(crate) fn come_home(&self) -> Result<bool, Lie> {
-        if self.link.is_some() { Ok(false) } else { self.ring().come_home() }
-    }
-}
-
-/// The receiving end of a direction, over whichever fabric.
-#[derive(Debug)]
-pub(crate) struct Inlet<'a> {
-    control: &'a Control,
-    memory: Windows,
-    link: Option<&'a Link>,
-}
-
-impl Inlet<'_> {
-    fn ring(&self) -> Consumer<'_, Windows> {
-        Consumer::new(self.control, &self.memory)
-    }
-
-    /// See [`Consumer::available`].
-    pub(crate) fn available(&self) -> Result<u64, Lie> {
-        if self.link.is_some() { Ok(self.control.used()) } else { self.ring().available() }
-    }
-
-    /// See [`Consumer::peek`].
-    ///
-    /// # Safety
-    /// `target` is writable for `length` bytes.
-    pub(crate) unsafe fn peek(&self, skip: u64, target: *mut u8, length: usize) -> Result<usize, Lie> {
-        match self.link {
-            // SAFETY: the caller's promise.
-            None => unsafe { self.ring().peek(skip, target, length) },
-            // SAFETY: the caller's promise.
-            Some(link) => unsafe { link.peek(self.control, skip, target, length) },
-        }
-    }
-
-    /// See [`Consumer::consume`].
-    pub(crate) fn consume(&self, count: usize) -> Result<Popped, Lie> {
-        match self.link {
-            None => self.ring().consume(count),
-            Some(link) => link.consume(self.control, count),
-        }
-    }
-}
-
 fn nonce_words(nonce: Nonce) -> [u64; 2] {
     let both = u128::from_ne_bytes(nonce);
     [both as u64, (both >> 64) as u64]
-}
-
-/// The windows of one direction in a mapped segment. Valid while the segment is.
-#[derive(Clone, Copy, Debug)]
-pub struct Windows {
-    base: NonNull<u8>,
-}
-
-// SAFETY: the base is that of DIRECTION_BYTES of mapped memory, reached through raw copies only.
-unsafe impl Memory for Windows {
-    unsafe fn put(&self, offset: u64, source: *const u8, length: usize) {
-        // SAFETY: the caller stays below DIRECTION_BYTES.
-        let target = unsafe { self.base.add(offset as usize) };
-        // SAFETY: `source` is readable, and an application's buffer never overlaps our mapping.
-        unsafe { std::ptr::copy_nonoverlapping(source, target.as_ptr(), length) };
-    }
-
-    unsafe fn take(&self, offset: u64, target: *mut u8, length: usize) {
-        // SAFETY: the caller stays below DIRECTION_BYTES.
-        let source = unsafe { self.base.add(offset as usize) };
-        // SAFETY: `target` is writable, and an application's buffer never overlaps our mapping.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, length) };
-    }
-
-    fn populate(&self, class: u32) -> bool {
-        self.advise(class, Advice::LinuxPopulateWrite).is_ok()
-    }
-
-    fn discard(&self, class: u32) {
-        let _ = self.advise(class, Advice::LinuxRemove);
-    }
-}
-
-impl Windows {
-    fn advise(&self, class: u32, advice: Advice) -> Result<(), Errno> {
-        let class = class.min(CLASSES - 1);
-        // SAFETY: inside the mapping.
-        let start = unsafe { self.base.add(class_offset(class) as usize) };
-        // SAFETY: whole pages of our own mapping that hold nothing in use: a window about to be opened, or
-        // left for good by both sides.
-        unsafe { madvise(start.as_ptr().cast(), class_size(class) as usize, advice) }
-    }
 }
 
 #[cfg(test)]
