@@ -215,7 +215,10 @@ impl Area {
         let mut pool = self.pool();
         self.collect(&mut pool);
         let spare = pool.take_spare(length);
-        let offset = spare.map_or_else(|| self.find_room(&mut pool, length, limit), Ok)?;
+        let (offset, length) = match spare {
+            Some(spare) => spare,
+            None => (self.find_room(&mut pool, length, limit)?, length),
+        };
         pool.taken.insert(offset, Taken { length, loans: Vec::new(), dropped: false });
         drop(pool);
         if spare.is_none() {
@@ -348,15 +351,12 @@ impl Pool {
         self.spares.values().sum()
     }
 
-    /// The smallest spare of at least `length`, unless most of it would be wasted.
-    fn take_spare(&mut self, length: u64) -> Option<u64> {
+    /// The smallest spare of at least `length`, and its own length, unless most of it would be wasted. It stays whole:
+    /// pieces would fit nothing.
+    fn take_spare(&mut self, length: u64) -> Option<(u64, u64)> {
         let fits = self.spares.iter().filter(|&(_, &spare)| (length..=2 * length).contains(&spare));
-        let (&offset, &spare) = fits.min_by_key(|&(_, &spare)| spare)?;
-        self.spares.remove(&offset);
-        if spare > length {
-            self.spares.insert(offset + length, spare - length);
-        }
-        Some(offset)
+        let (&offset, _) = fits.min_by_key(|&(_, &spare)| spare)?;
+        self.spares.remove_entry(&offset)
     }
 
     /// The first place of `length` bytes between what is taken and spare.

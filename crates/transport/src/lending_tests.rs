@@ -66,6 +66,17 @@ fn memory_is_used_again_once_it_is_back() {
 }
 
 #[test]
+fn a_smaller_allocation_leaves_a_place_as_large_as_it_was() {
+    let (server, _client) = ends();
+    let [large, small] = [6 << 20, 4 << 20];
+    let first = server.allocate(large).unwrap().address();
+    for bytes in [small, large, small, large] {
+        assert_eq!(server.allocate(bytes).unwrap().address(), first);
+        assert_eq!(server.usage(), (0, large as u64));
+    }
+}
+
+#[test]
 fn a_loan_is_taken_once() {
     let (server, client) = ends();
     let memory = server.allocate(10).unwrap();
