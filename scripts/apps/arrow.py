@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from . import script
 from .series import tell
-from .servers import Folder
 from .transports import Failed
 
 QUERIES = {
@@ -35,21 +35,8 @@ WAYS = [
 ]
 
 
-def main():
-    arguments = parse()
-    try:
-        with Folder("thallus-demo-arrow") as folder:
-            return demonstrate(arguments, folder)
-    except Failed as failure:
-        tell(f"\ndemo-arrow: FAILED: {failure}")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-
-
 def parse():
-    parser = argparse.ArgumentParser(prog="scripts/demo-arrow", description=__doc__)
-    parser.add_argument("--release", type=Path, required=True, help=argparse.SUPPRESS)
+    parser = script.parser("demo-arrow", __doc__)
     parser.add_argument("--tpchgen", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--scale", type=float, default=0.1, help="scale factor of TPC-H (default 0.1)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default 5)")
@@ -141,13 +128,13 @@ def measure(ends, sql, rounds):
 
 
 def report(arguments, results):
-    tell(
+    print(
         f"\nTPC-H at scale factor {arguments.scale:g}, {platform.machine()}, {os.cpu_count()} CPUs; medians of "
         f"{arguments.rounds}, from the request to the last batch, the query included.\n"
     )
     titles = [f"{transport}, {'Thallus' if library else 'TCP'}" for transport, library in WAYS]
-    tell(f"| result | MB | {' | '.join(titles)} | auto ÷ rpc, TCP |")
-    tell(f"|---|--:|{'--:|' * len(WAYS)}--:|")
+    print(f"| result | MB | {' | '.join(titles)} | auto ÷ rpc, TCP |")
+    print(f"|---|--:|{'--:|' * len(WAYS)}--:|")
     for name, ways in results.items():
         size = ways["scatter", False][0]["bytes"] / 1e6
         seconds = {way: statistics.median(run["seconds"] for run in runs) for way, runs in ways.items()}
@@ -159,8 +146,8 @@ def report(arguments, results):
             share = f", {lent:.0%} lent" if lent else ""
             cells.append(f"{seconds[way] * 1000:,.1f} ms{rate}{share}{' (on TCP)' if stayed else ''}")
         ratio = seconds["rpc", False] / seconds["auto", True]
-        tell(f"| {name} | {size:,.2f} | {' | '.join(cells)} | {ratio:.2f}× |")
+        print(f"| {name} | {size:,.2f} | {' | '.join(cells)} | {ratio:.2f}× |")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script.run("demo-arrow", demonstrate, parse()))

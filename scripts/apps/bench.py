@@ -9,10 +9,9 @@ import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-from . import checks, process, targets
+from . import checks, process, script, targets
 from .postgres import SETTINGS, binaries
 from .series import markdown, tell
-from .servers import Folder
 from .transports import CLIENT_ONLY, EACH, Failed, Library, ONE_SIDED, SERVER_ONLY, THALLUS, call
 from .workloads import Servers, timed
 
@@ -31,21 +30,8 @@ QUICK = (
 )
 
 
-def main():
-    arguments = parse()
-    try:
-        with Folder("thallus-bench") as folder:
-            return bench(arguments, folder)
-    except Failed as failure:
-        tell(f"\nbench: FAILED: {failure}")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-
-
 def parse():
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("--release", type=Path, required=True, help=argparse.SUPPRESS)
+    parser = script.parser("bench", __doc__)
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds of fewer workloads")
     parser.add_argument("--rounds", type=int, help="measurements of each over each transport (5; quick: 3)")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part (repeatable)")
@@ -205,4 +191,4 @@ def facts(results):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script.run("bench", bench, parse()))

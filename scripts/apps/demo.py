@@ -1,35 +1,19 @@
 """scripts/demo: unmodified PostgreSQL and Redis over TCP, a Unix socket and Thallus, in turn."""
 
-import argparse
 import platform
 import sys
-from pathlib import Path
 
-from . import checks
+from . import checks, script
 from .postgres import SETTINGS
 from .series import markdown, tell
-from .servers import Folder
 from .transports import EACH, Failed, TCP, THALLUS, UNIX
 from .workloads import Servers, replayed, timed
 
 SCALE = 5
 
 
-def main():
-    arguments = parse()
-    try:
-        with Folder("thallus-demo") as folder:
-            return demonstrate(arguments, folder)
-    except Failed as failure:
-        tell(f"\ndemo: FAILED: {failure}")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-
-
 def parse():
-    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
-    parser.add_argument("--release", type=Path, required=True, help=argparse.SUPPRESS)
+    parser = script.parser("demo", __doc__)
     parser.add_argument("--quick", action="store_true", help="under two minutes after the build")
     return parser.parse_args()
 
@@ -96,4 +80,4 @@ def report(workloads, checked, servers, rounds, seconds):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script.run("demo", demonstrate, parse()))

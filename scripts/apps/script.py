@@ -1,0 +1,26 @@
+"""What the scripts have in common: their options, their folder, and how they end."""
+
+import argparse
+from pathlib import Path
+
+from .series import tell
+from .servers import Folder
+from .transports import Failed
+
+
+def parser(name, description):
+    parser = argparse.ArgumentParser(prog=f"scripts/{name}", description=description)
+    parser.add_argument("--release", type=Path, required=True, help=argparse.SUPPRESS)
+    return parser
+
+
+def run(name, work, arguments):
+    """The exit status of `work(arguments, folder)`."""
+    try:
+        with Folder(f"thallus-{name}") as folder:
+            return work(arguments, folder)
+    except Failed as failure:
+        tell(f"\n{name}: FAILED: {failure}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
