@@ -31,6 +31,7 @@ mod idle;
 mod machine;
 mod measure;
 mod message;
+mod output;
 mod ping_pong;
 mod plan;
 mod report;
@@ -38,11 +39,10 @@ mod role;
 mod socket;
 mod stream;
 
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
+use output::Output;
 use plan::Transport;
 
 /// Measure this machine: round trips, stream throughput, connections, memory.
@@ -104,17 +104,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         return crate::print(&names);
     }
     let machine = machine::facts();
-    let failed = || format!("can't write {}", args.json.as_deref().unwrap_or(Path::new("")).display());
-    // It may take half an hour until there is something to write.
-    let open = |path| File::options().append(true).create(true).open(path);
-    let file = args.json.as_deref().map(open).transpose().with_context(failed)?;
+    let file = Output::open(args.json.as_deref())?;
     let outcome = measure::run(&plan, args.rounds, args.seconds)?;
-    if let Some(mut file) = file {
-        let json = report::json(&machine, &outcome, args.rounds, args.seconds);
-        // A pipe has no length.
-        let _ = file.set_len(0);
-        writeln!(file, "{json:#}").with_context(failed)?;
-    }
+    file.write(|| Ok(format!("{:#}\n", report::json(&machine, &outcome, args.rounds, args.seconds))))?;
     crate::print(&report::markdown(&machine, &outcome, args.rounds, args.seconds))?;
     ensure!(outcome.failures.is_empty(), "{} measurements failed", outcome.failures.len());
     Ok(())

@@ -13,7 +13,7 @@ use super::plan::{Case, OURS, WAYS, Way};
 use super::results::{Measured, Memcpy, Sample};
 use crate::bench::counters::Counters;
 use crate::bench::measure::{Process, Scratch};
-use crate::library;
+use crate::{library, tell};
 
 /// Nothing takes so long.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -37,7 +37,7 @@ pub(super) fn run(dataset: &Path, cases: &[Case], rounds: u32) -> anyhow::Result
     let bench = Bench::new(dataset)?;
     let mut results = Vec::new();
     for (index, case) in cases.iter().enumerate() {
-        eprintln!("[{}/{}] {}", index + 1, cases.len(), case.name());
+        tell(format_args!("[{}/{}] {}\n", index + 1, cases.len(), case.name()));
         results.push(bench.case(case, rounds).with_context(|| case.name())?);
     }
     Ok(results)

@@ -19,9 +19,11 @@ mod results;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 
-/// Measures query results of demo-server: columns of lineitem, sizes, types; the transport alone and with the query.
+use super::output::Output;
+
+/// Measure query results of demo-server: columns of lineitem, sizes, types; the transport alone and with the query.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A folder with TPC-H's lineitem.parquet (scripts/bench-arrow makes one).
@@ -53,18 +55,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         return crate::print(&cases.iter().map(|case| format!("{}\n", case.name())).collect::<String>());
     }
     let machine = super::machine::facts();
+    let (json, html) = (Output::open(args.json.as_deref())?, Output::open(args.html.as_deref())?);
     let results = measure::run(&args.dataset, &cases, args.rounds)?;
-    crate::print(&page::markdown(&machine, &results, args.rounds))?;
-    if let Some(path) = &args.json {
-        let json = results::json(&machine, &results, args.rounds);
-        write(path, &format!("{json:#}\n"))?;
-    }
-    if let Some(path) = &args.html {
-        write(path, &page::html(&machine, &results, args.rounds)?)?;
-    }
-    Ok(())
-}
-
-fn write(path: &PathBuf, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    json.write(|| Ok(format!("{:#}\n", results::json(&machine, &results, args.rounds))))?;
+    html.write(|| page::html(&machine, &results, args.rounds))?;
+    crate::print(&page::markdown(&machine, &results, args.rounds))
 }

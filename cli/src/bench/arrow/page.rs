@@ -6,6 +6,9 @@ use super::results::{Measured, losses};
 use crate::bench::machine::Machine;
 use crate::bench::report::{put, put_part};
 
+const LOST: &str = "Where we lose: auto under Thallus against all ways over TCP";
+const PATHS: &str = "Paths of the clients' connections";
+
 pub(super) fn markdown(machine: &Machine, results: &[Measured], rounds: u32) -> String {
     let mut text = format!("{}\n{}\n", place(machine), method(rounds));
     for figure in Figure::ALL {
@@ -19,13 +22,9 @@ pub(super) fn markdown(machine: &Machine, results: &[Measured], rounds: u32) -> 
             put(&mut text, format_args!("| {} |", row.join(" | ")));
         }
     }
-    put(&mut text, format_args!("\nWhere we lose ({} against all ways over TCP):\n", OURS.name()));
-    for line in lost(results) {
-        put(&mut text, format_args!("- {line}"));
-    }
-    put(&mut text, format_args!("\nPaths of the clients' connections:\n"));
-    for line in paths(results) {
-        put(&mut text, format_args!("- {line}"));
+    for (title, lines) in [(LOST, lost(results)), (PATHS, paths(results))] {
+        put(&mut text, format_args!("\n{title}:\n"));
+        lines.iter().for_each(|line| put(&mut text, format_args!("- {line}")));
     }
     text
 }
@@ -56,9 +55,7 @@ pub(super) fn html(machine: &Machine, results: &[Measured], rounds: u32) -> anyh
         }
         put(&mut text, format_args!("</tr>\n</table>"));
     }
-    for (title, lines) in
-        [("Where we lose: auto, Thallus against all ways over TCP", lost(results)), ("Paths", paths(results))]
-    {
+    for (title, lines) in [(LOST, lost(results)), (PATHS, paths(results))] {
         put(&mut text, format_args!("<h2>{title}</h2>\n<ul>"));
         lines.iter().for_each(|line| put(&mut text, format_args!("<li>{}</li>", escape(line))));
         put(&mut text, format_args!("</ul>"));

@@ -74,14 +74,14 @@ pub(super) struct Way {
     pub(super) library: bool,
 }
 
-const fn way(transport: &'static str, lz4: bool, library: bool) -> Way {
+pub(super) const fn way(transport: &'static str, lz4: bool, library: bool) -> Way {
     Way { transport, lz4, library }
 }
 
 pub(super) const WAYS: [Way; 11] = [
-    way("rpc", false, false),
+    RPC,
     way("ipc", false, false),
-    way("flight", false, false),
+    FLIGHT,
     way("flight", true, false),
     way("scatter", false, false),
     way("rpc", false, true),
@@ -94,10 +94,8 @@ pub(super) const WAYS: [Way; 11] = [
 
 /// What the others are compared with.
 pub(super) const OURS: Way = way("auto", false, true);
-pub(super) const RPC: Way = WAYS[0];
-pub(super) const FLIGHT: Way = WAYS[2];
-/// What there is without the library.
-pub(super) const WITHOUT: [Way; 5] = [WAYS[0], WAYS[1], WAYS[2], WAYS[3], WAYS[4]];
+pub(super) const RPC: Way = way("rpc", false, false);
+pub(super) const FLIGHT: Way = way("flight", false, false);
 
 impl Way {
     pub(super) fn name(self) -> String {

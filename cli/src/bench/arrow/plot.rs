@@ -4,7 +4,7 @@ use anyhow::anyhow;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use super::plan::{FLIGHT, Figure, OURS, RPC, WAYS, Way};
+use super::plan::{FLIGHT, Figure, OURS, RPC, Way, way};
 use super::results::Measured;
 
 const SIZE: (u32, u32) = (900, 420);
@@ -12,10 +12,10 @@ const SIZE: (u32, u32) = (900, 420);
 /// The ways that a plot shows, with their colours; the table has all.
 const SHOWN: [(Way, RGBColor); 6] = [
     (RPC, RGBColor(150, 150, 150)),
-    (WAYS[1], RGBColor(90, 150, 90)),
+    (way("ipc", false, false), RGBColor(90, 150, 90)),
     (FLIGHT, RGBColor(214, 120, 30)),
-    (WAYS[4], RGBColor(110, 160, 220)),
-    (WAYS[8], RGBColor(70, 110, 200)),
+    (way("scatter", false, false), RGBColor(110, 160, 220)),
+    (way("scatter", false, true), RGBColor(70, 110, 200)),
     (OURS, RGBColor(20, 60, 160)),
 ];
 const MEMCPY: RGBColor = RGBColor(200, 40, 40);

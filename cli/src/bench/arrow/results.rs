@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::plan::{Case, OURS, WAYS, WITHOUT, Way};
+use super::plan::{Case, OURS, WAYS, Way};
 use crate::bench::counters::Counters;
 use crate::bench::machine::Machine;
 use crate::bench::report::Spread;
@@ -115,10 +115,11 @@ impl Measured {
 
 /// Where Thallus is slower than any way over TCP, the worst first.
 pub(super) fn losses(results: &[Measured]) -> Vec<Loss<'_>> {
+    let over_tcp = || WAYS.into_iter().filter(|way| !way.library);
     let against = |measured, to| Some((measured, to, Measured::ratio(measured, to)?));
     let mut losses: Vec<_> = results
         .iter()
-        .flat_map(|measured| WITHOUT.into_iter().filter_map(move |to| against(measured, to)))
+        .flat_map(|measured| over_tcp().filter_map(move |to| against(measured, to)))
         .filter(|(_, _, ratio)| *ratio < 1.0)
         .map(|(measured, to, ratio)| Loss { measured, to, ratio })
         .collect();
