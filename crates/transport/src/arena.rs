@@ -163,7 +163,7 @@ pub struct Block {
     pub doorbells: AtomicU64,
     /// The consumer's position when the ring was last found full.
     pub full_at: AtomicU64,
-    /// The consumer's position at the last push,
+    /// The consumer's position when it was last looked at,
     pub blind_at: AtomicU64,
     /// and how many pushes ago that was.
     pub blind_pushes: AtomicU64,

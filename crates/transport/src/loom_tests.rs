@@ -17,7 +17,7 @@ use loom::sync::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 
 use crate::control::{Control, end};
-use crate::ring::{Consumer, Memory, Producer, class_offset};
+use crate::ring::{Consumer, Memory, Producer, class_offset, has_room};
 use crate::waiting::{self, Side};
 
 /// What a bell looks like among the application's bytes.
@@ -176,6 +176,8 @@ struct End {
     tcp_received: AtomicU64,
     recv_switched: AtomicU32,
     side_buffer: Mutex<VecDeque<u8>>,
+    /// See [`Producer`].
+    tail_seen: AtomicU64,
 }
 
 /// An upgraded connection, of which neither direction has left TCP.
@@ -204,11 +206,12 @@ impl End {
             tcp_received: AtomicU64::new(0),
             recv_switched: AtomicU32::new(0),
             side_buffer: Mutex::new(VecDeque::new()),
+            tail_seen: AtomicU64::new(0),
         }
     }
 
     fn producer(&self) -> Producer<'_, Cells> {
-        Producer::new(&self.to.control, &self.to.memory)
+        Producer::new(&self.to.control, &self.to.memory, &self.tail_seen)
     }
 
     fn consumer(&self) -> Consumer<'_, Cells> {
@@ -412,7 +415,7 @@ impl Side for End {
     }
 
     fn has_space(&self) -> bool {
-        self.producer().has_room()
+        has_room(&self.to.control)
     }
 
     fn absorb(&self, keep_one: bool) -> bool {

@@ -42,41 +42,45 @@ pub mod bit {
     pub const ALWAYS: u32 = ERR | HUP;
 }
 
+/// What may make poll(2) report more than bytes and space.
+const ENDINGS: u32 = flag::PEER_GONE | flag::SHUT_RD | flag::SHUT_WR | flag::RESET;
+
 impl Connection {
     /// The bits that hold now, as far as memory shows; those that mean writable only if some are `asked` for. What is still
     /// on TCP the kernel has to be asked for: see [`Self::kernel_interest`].
     pub fn readiness(&self, asked: u32) -> u32 {
         let Some(segment) = self.segment() else { return 0 };
-        let incoming = segment.incoming();
-        let ended = incoming.end();
-        let mut bits = 0;
-        if self.readable() {
-            bits |= bit::READ;
-        }
-        let gone = self.block.has(flag::PEER_GONE);
-        let all_here = self.recv_settled() || self.block.has(flag::ALL_HERE);
-        let receive_shut = (gone || ended & end::FIN != 0) && all_here;
-        if receive_shut {
-            bits |= bit::RDHUP | bit::READ;
-        }
-        if self.block.has(flag::SHUT_RD) {
-            bits |= bit::RDHUP | bit::READ;
-        }
-        let send_shut = self.block.has(flag::SHUT_WR);
-        let reset = self.reset(segment).is_some();
-        if (receive_shut || self.block.has(flag::SHUT_RD)) && (send_shut || reset) {
-            bits |= bit::HUP;
-        }
-        if self.untold_reset(segment).is_some() {
-            bits |= bit::ERR;
+        let ended = segment.incoming().end();
+        let mut bits = if self.readable() { bit::READ } else { 0 };
+        if ended & end::OF_STREAM != 0 || self.block.has(ENDINGS) {
+            bits |= self.ending(segment, ended);
         }
         if asked & bit::WRITE == 0 {
             return bits;
         }
         let switched = self.block.send_switched.load(Ordering::Acquire) != 0;
-        let unwanted = send_shut || gone || ended & end::CLOSED != 0;
+        let unwanted = self.block.has(flag::SHUT_WR | flag::PEER_GONE) || ended & end::CLOSED != 0;
         if unwanted || ((switched || segment.is_ready()) && self.ring_has_space(segment)) {
             bits |= bit::WRITE;
+        }
+        bits
+    }
+
+    /// The bits that follow from a direction's end, where the peer has announced `ended`.
+    #[cold]
+    fn ending(&self, segment: &Segment, ended: u32) -> u32 {
+        let mut bits = 0;
+        let gone = self.block.has(flag::PEER_GONE);
+        let all_here = self.recv_settled() || self.block.has(flag::ALL_HERE);
+        let receive_shut = ((gone || ended & end::FIN != 0) && all_here) || self.block.has(flag::SHUT_RD);
+        if receive_shut {
+            bits |= bit::RDHUP | bit::READ;
+        }
+        if receive_shut && (self.block.has(flag::SHUT_WR) || self.reset(segment).is_some()) {
+            bits |= bit::HUP;
+        }
+        if self.untold_reset(segment).is_some() {
+            bits |= bit::ERR;
         }
         bits
     }

@@ -22,7 +22,7 @@
 use thiserror::Error;
 
 use crate::control::{Control, UNUSED};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Sizes of the windows: 8 KiB, 32 KiB, 128 KiB, 512 KiB, 2 MiB, 8 MiB.
 pub const CLASSES: u32 = if cfg!(loom) { 2 } else { 6 };
@@ -104,6 +104,18 @@ impl Window {
         Ok((holding.ok_or(Lie)?, next))
     }
 
+    /// The window that is written to now.
+    fn current(control: &Control) -> Result<Self, Lie> {
+        Self::holding(control, control.head()).map(|(window, _)| window)
+    }
+
+    /// Bytes that fit into this window, the current one, while the consumer has got to `tail`.
+    fn space(self, control: &Control, tail: u64) -> Result<u64, Lie> {
+        // The window came first: its start is never ahead of a head that is read after it.
+        let used = control.head().checked_sub(tail.max(self.start)).ok_or(Lie)?;
+        self.size().checked_sub(used).ok_or(Lie)
+    }
+
     fn size(self) -> u64 {
         class_size(self.class)
     }
@@ -120,6 +132,8 @@ impl Window {
 pub struct Producer<'a, M> {
     control: &'a Control,
     memory: &'a M,
+    /// A tail that has been seen: never ahead of the true one. Each look at that costs both ends a cache line's way.
+    seen: &'a AtomicU64,
 }
 
 /// The receiving end.
@@ -150,31 +164,31 @@ pub struct Popped {
 }
 
 impl<'a, M: Memory> Producer<'a, M> {
-    /// The sending end of `control`. The caller holds the direction's send lock.
-    pub fn new(control: &'a Control, memory: &'a M) -> Self {
-        Self { control, memory }
+    /// The sending end of `control`. The caller holds the direction's send lock. `seen` begins at 0, and belongs to
+    /// this direction alone.
+    pub fn new(control: &'a Control, memory: &'a M, seen: &'a AtomicU64) -> Self {
+        Self { control, memory, seen }
     }
 
     fn current(&self) -> Result<Window, Lie> {
-        Window::holding(self.control, self.control.head()).map(|(window, _)| window)
+        Window::current(self.control)
     }
 
     /// Bytes that fit now.
-    pub fn space(&self) -> Result<u64, Lie> {
-        // The window first: its start is never ahead of a head that is read after it.
-        let window = self.current()?;
-        let (tail, head) = (self.control.tail(), self.control.head());
-        let used = head.checked_sub(tail.max(window.start)).ok_or(Lie)?;
-        window.size().checked_sub(used).ok_or(Lie)
+    #[cfg(test)]
+    pub(crate) fn space(&self) -> Result<u64, Lie> {
+        self.current()?.space(self.control, self.control.tail())
     }
 
-    /// Whether a sleeper for space has reason to wake. May be asked without the send lock, and by the consumer: what
-    /// others change meanwhile makes the words contradict each other, and then the answer is yes.
-    pub fn has_room(&self) -> bool {
-        match (self.space(), self.class()) {
-            (Ok(space), Ok(class)) => is_writable(space, class) || self.control.is_empty(),
-            _ => true,
+    /// Bytes that fit now in `window`, the current one; as many as are `wanted` may do.
+    fn space_for(&self, wanted: u64, window: Window) -> Result<u64, Lie> {
+        let space = window.space(self.control, self.seen.load(Ordering::Relaxed));
+        if space.is_ok_and(|space| space >= wanted) {
+            return space;
         }
+        let tail = self.control.tail();
+        self.seen.store(tail, Ordering::Relaxed);
+        window.space(self.control, tail)
     }
 
     /// Copies as much of `length` bytes at `source` as fits and publishes it.
@@ -183,7 +197,7 @@ impl<'a, M: Memory> Producer<'a, M> {
     /// `source` is readable for `length` bytes.
     pub unsafe fn push(&self, source: *const u8, length: usize) -> Result<Pushed, Lie> {
         let window = self.current()?;
-        let space = self.space()?;
+        let space = self.space_for(length as u64, window)?;
         let count = length.min(usize::try_from(space).unwrap_or(usize::MAX));
         if count == 0 {
             return Ok(Pushed::default());
@@ -274,6 +288,11 @@ impl<'a, M: Memory> Consumer<'a, M> {
         Ok((offset, to_end.min(run)))
     }
 
+    /// Offset in the direction's memory of the byte at `position`, whether or not it has been written.
+    pub fn offset(&self, position: u64) -> Result<u64, Lie> {
+        self.locate(position).map(|(offset, _)| offset)
+    }
+
     /// Bytes that can be taken now.
     pub fn available(&self) -> Result<u64, Lie> {
         let used = self.control.used();
@@ -312,7 +331,7 @@ impl<'a, M: Memory> Consumer<'a, M> {
         let emptied = self.control.is_empty();
         // A producer that waits for space is woken when a good part of its window is free, not for each byte.
         let ring = self.control.space_armed.0.has_sleepers()
-            && (emptied || Producer::new(self.control, self.memory).has_room())
+            && (emptied || has_room(self.control))
             && self.control.claim_space_bell();
         Ok(Popped { bytes: count, ring, emptied })
     }
@@ -325,6 +344,16 @@ impl<'a, M: Memory> Consumer<'a, M> {
         // SAFETY: the caller's promise.
         let count = unsafe { self.peek(0, target, length)? };
         if count == 0 { Ok(Popped { emptied: true, ..Popped::default() }) } else { self.consume(count) }
+    }
+}
+
+/// Whether a sleeper for space has reason to wake. May be asked without the send lock, and by the consumer: what others
+/// change meanwhile makes the words contradict each other, and then the answer is yes.
+pub fn has_room(control: &Control) -> bool {
+    let space = |window: Window| Ok((window.space(control, control.tail())?, window.class));
+    match Window::current(control).and_then(space) {
+        Ok((space, class)) => is_writable(space, class) || control.is_empty(),
+        Err(Lie) => true,
     }
 }
 

@@ -89,7 +89,8 @@ proptest! {
     #[test]
     fn any_sequence_of_calls_is_a_byte_queue(steps in prop::collection::vec(step(), 1..80)) {
         let (control, memory) = (Control::new(), Heap::new());
-        let (producer, consumer) = (Producer::new(&control, &memory), Consumer::new(&control, &memory));
+        let seen = AtomicU64::new(0);
+let (producer, consumer) = (Producer::new(&control, &memory, &seen), Consumer::new(&control, &memory));
         let mut model = VecDeque::new();
         let mut next = 0u32;
         for step in steps {
@@ -136,7 +137,8 @@ proptest! {
         for (start, word) in control.rare.0.window_start.iter().zip(&words[2..]) {
             start.store(word & mask, Ordering::Relaxed);
         }
-        let (producer, consumer) = (Producer::new(&control, &memory), Consumer::new(&control, &memory));
+        let seen = AtomicU64::new(0);
+let (producer, consumer) = (Producer::new(&control, &memory, &seen), Consumer::new(&control, &memory));
         let mut bytes = vec![0; 70_000];
         // Heap panics on an access out of bounds; an error or any bytes at all are fine.
         // SAFETY: a live vector.
@@ -152,7 +154,8 @@ proptest! {
 #[test]
 fn every_window_is_filled_and_read_in_turn() {
     let (control, memory) = (Control::new(), Heap::new());
-    let (producer, consumer) = (Producer::new(&control, &memory), Consumer::new(&control, &memory));
+    let seen = AtomicU64::new(0);
+    let (producer, consumer) = (Producer::new(&control, &memory, &seen), Consumer::new(&control, &memory));
     let bytes: Vec<u8> = (0..DIRECTION_BYTES).map(|at| (at % 251) as u8).collect();
     let mut done = 0;
     while done < bytes.len() {
@@ -170,7 +173,8 @@ fn every_window_is_filled_and_read_in_turn() {
 #[test]
 fn growth_stops_at_the_limit() {
     let (control, memory) = (Control::new(), Heap::new());
-    let producer = Producer::new(&control, &memory);
+    let seen = AtomicU64::new(0);
+    let producer = Producer::new(&control, &memory, &seen);
     assert!(producer.grow(1 << 40, HOT_CLASS).unwrap());
     assert_eq!(producer.class().unwrap(), HOT_CLASS);
     assert!(!producer.grow(1 << 40, HOT_CLASS).unwrap());
@@ -179,7 +183,8 @@ fn growth_stops_at_the_limit() {
 #[test]
 fn a_publish_rings_once_for_each_time_that_somebody_armed() {
     let (control, memory) = (Control::new(), Heap::new());
-    let producer = Producer::new(&control, &memory);
+    let seen = AtomicU64::new(0);
+    let producer = Producer::new(&control, &memory, &seen);
     // SAFETY: a live array.
     let rings = || unsafe { producer.push(b"x".as_ptr(), 1) }.unwrap().ring;
     assert!(!rings());

@@ -146,6 +146,10 @@ pub struct Segment {
     /// held.
     area: AtomicPtr<Area>,
     link: OnceLock<Link>,
+    /// See [`Producer`](crate::ring::Producer); of the outgoing direction.
+    tail_seen: crate::sync::AtomicU64,
+    /// See [`Inlet::expect`]; of the incoming direction.
+    next: [crate::sync::AtomicU64; 2],
 }
 
 // SAFETY: the mapping is shared memory made of atomics and of bytes that are only copied.
@@ -268,7 +272,9 @@ impl Segment {
         let _ = unsafe { madvise(base, SEGMENT_BYTES, Advice::LinuxDontDump) };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         let area = AtomicPtr::new(std::ptr::null_mut());
-        Ok(Self { base, role, alone, lendable: false, peer_uid: None, area, link: OnceLock::new() })
+        let [tail_seen, at, offset] = [const { crate::sync::AtomicU64::new(0) }; 3];
+        let (link, next) = (OnceLock::new(), [at, offset]);
+        Ok(Self { base, role, alone, lendable: false, peer_uid: None, area, link, tail_seen, next })
     }
 
     /// Notes who is at the other end.
@@ -461,13 +467,15 @@ impl Segment {
     /// The sending end. The caller holds the send lock.
     pub(crate) fn outlet(&self) -> Outlet<'_> {
         let control = self.outgoing();
-        Outlet { control, memory: self.direction(self.role as usize).1, link: self.link() }
+        let memory = self.direction(self.role as usize).1;
+        Outlet { control, memory, tail_seen: &self.tail_seen, link: self.link() }
     }
 
     /// The receiving end. The caller holds the receive lock.
     pub(crate) fn inlet(&self) -> Inlet<'_> {
         let control = self.incoming();
-        Inlet { control, memory: self.direction(1 - self.role as usize).1, link: self.link() }
+        let memory = self.direction(1 - self.role as usize).1;
+        Inlet { control, memory, next: &self.next, link: self.link() }
     }
 
     /// Whether either side has asked to go back to TCP.

@@ -290,7 +290,7 @@ impl Connection {
         if block.has(flag::PEER_GONE) || segment.incoming().end() & end::CLOSED != 0 {
             return self.send_into_void(fd, segment, source);
         }
-        if control.used() >= BLIND_PUSHES && self.is_blind(control) && self.peer_is_gone(fd) {
+        if self.is_blind(control) && self.peer_is_gone(fd) {
             return self.send_into_void(fd, segment, source);
         }
         if block.roomy.load(Ordering::Relaxed) != 0 && producer.come_home().map_err(lie)? {
@@ -369,17 +369,17 @@ impl Connection {
         Ok(grown)
     }
 
-    /// Whether the peer has taken nothing during the last [`BLIND_PUSHES`] pushes.
+    /// Whether the peer has left something untaken, and taken nothing, during the last [`BLIND_PUSHES`] pushes. Asked for
+    /// each push; looks at its position once in so many.
     fn is_blind(&self, control: &Control) -> bool {
-        let tail = control.tail();
         let pushes = &self.block.blind_pushes;
-        if self.block.blind_at.swap(tail, Ordering::Relaxed) != tail {
-            pushes.store(0, Ordering::Relaxed);
-            return false;
-        }
         let count = pushes.load(Ordering::Relaxed) + 1;
         pushes.store(count % BLIND_PUSHES, Ordering::Relaxed);
-        count == BLIND_PUSHES
+        if count < BLIND_PUSHES {
+            return false;
+        }
+        let tail = control.tail();
+        self.block.blind_at.swap(tail, Ordering::Relaxed) == tail && control.head() != tail
     }
 
     /// Whether this side sends through the ring; moves it there if both sides are ready. The caller holds

@@ -76,11 +76,7 @@ impl Patience {
 
     /// Spins until `done` or out of patience.
     pub fn spin(&self, mut done: impl FnMut() -> bool) -> Spin {
-        let budget = self.allowance_ns();
-        if budget == 0 {
-            return Spin::Vain;
-        }
-        let spin = spin_for(budget, None, |_| done());
+        let spin = spin_for(self.allowance_ns(), None, |_| done());
         if spin == Spin::Done {
             self.restore();
         }
@@ -95,12 +91,17 @@ impl Patience {
         }
     }
 
-    /// Learns from a wait that `spin` did not end: it took `waited_ns` in all.
-    pub fn learn(&self, spin: Spin, waited_ns: u64) {
+    /// Learns from a wait that ends now, and that `spin` did not end.
+    pub fn learn(&self, spin: Spin) {
         let longest = settings().spin_ns;
-        if waited_ns < longest {
+        let (since, declined) = match spin {
+            Spin::Done => return,
+            Spin::Vain(since) => (since, false),
+            Spin::Declined(since) => (since, true),
+        };
+        if since.elapsed() < Duration::from_nanos(longest) {
             self.restore();
-        } else if spin != Spin::Declined {
+        } else if !declined {
             let half = self.budget_ns.load(Ordering::Relaxed) / 2;
             self.budget_ns.store(if half < longest / 16 { 0 } else { half }, Ordering::Relaxed);
         }
@@ -115,8 +116,8 @@ const OFTEN: u32 = 16;
 
 /// Looks between two yields, some microseconds in all.
 const LOOKS: u32 = 48;
-/// Looks before the first yield: what is already on its way arrives meanwhile.
-const FIRST_LOOKS: u32 = 24;
+/// Looks before the first yield, at least and at most: what is already on its way arrives meanwhile.
+const FIRST_LOOKS: [u32; 2] = [24, 192];
 /// A yield that took longer gave the processor to somebody else.
 const LONG_YIELD: Duration = Duration::from_nanos(1500);
 /// Long yields in a row that brought nothing, after which a sleep and a bell would have cost less.
@@ -125,15 +126,15 @@ const VAIN_YIELDS: u32 = 16;
 /// Longest spin of all, others' time included: a signal that arrives meanwhile ends no call.
 const LONGEST: Duration = Duration::from_millis(5);
 
-/// How [`spin_for`] ended.
+/// How [`spin_for`] ended; if what was waited for has not come, with the time since when it is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spin {
     /// What was waited for has come.
     Done,
     /// It has not.
-    Vain,
+    Vain(Instant),
     /// Nobody waited: on these processors sleeping is the better way now.
-    Declined,
+    Declined(Instant),
 }
 
 /// What this process has learned of its processors: is it better to yield them, or to sleep and be woken?
@@ -144,7 +145,13 @@ pub enum Spin {
 /// never yield it loses milliseconds each time. So there is an account: a yield that others answered soon is worth
 /// [`GAIN_NS`], one that took longer than [`ROBBED`] costs its time. Whoever is in debt sleeps at once for some waits, and
 /// for twice as many the next time.
+///
+/// A yield takes time even if nobody is there: about as long as a peer's answer. If both yield before they find
+/// the other's message, each is late because the other was, and so on for ever. So whoever yields in vain looks for
+/// longer the next time, until a yield lets somebody run.
 struct Crowd {
+    /// Looks before the first yield.
+    looks: AtomicU32,
     /// The account, in nanoseconds.
     balance: AtomicI64,
     /// Waits that are still to sleep at once.
@@ -153,8 +160,12 @@ struct Crowd {
     lesson: AtomicU32,
 }
 
-static CROWD: Crowd =
-    Crowd { balance: AtomicI64::new(0), retreat: AtomicU32::new(0), lesson: AtomicU32::new(LESSONS[0]) };
+static CROWD: Crowd = Crowd {
+    looks: AtomicU32::new(FIRST_LOOKS[0]),
+    balance: AtomicI64::new(0),
+    retreat: AtomicU32::new(0),
+    lesson: AtomicU32::new(LESSONS[0]),
+};
 
 /// Waits of the first retreat, and of the longest.
 const LESSONS: [u32; 2] = [64, 4096];
@@ -173,6 +184,21 @@ impl Crowd {
             self.retreat.store(retreat - 1, Ordering::Relaxed);
         }
         retreat == 0
+    }
+
+    /// A yield found nobody else here.
+    fn alone(&self) {
+        let looks = self.looks.load(Ordering::Relaxed);
+        if looks < FIRST_LOOKS[1] {
+            self.looks.store(looks + FIRST_LOOKS[0] / 2, Ordering::Relaxed);
+        }
+    }
+
+    /// A yield found others.
+    fn in_company(&self) {
+        if self.looks.load(Ordering::Relaxed) != FIRST_LOOKS[0] {
+            self.looks.store(FIRST_LOOKS[0], Ordering::Relaxed);
+        }
     }
 
     /// A yield let others run for `took`, and what was waited for has come. Threads that meet here may lose an entry.
@@ -206,6 +232,9 @@ impl Crowd {
 /// while; in all no longer than `limit`. Alone on its processor a thread just looks; if there are others it lets
 /// them run: the peer may be among them.
 pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bool) -> bool) -> Spin {
+    if budget_ns == 0 {
+        return Spin::Vain(Instant::now());
+    }
     let limit = limit.unwrap_or(LONGEST).min(LONGEST);
     let budget = Duration::from_nanos(budget_ns).min(limit);
     fn look(times: u32, done: &mut impl FnMut(bool) -> bool) -> bool {
@@ -217,13 +246,13 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
             found
         })
     }
-    if look(FIRST_LOOKS, &mut done) {
+    if look(CROWD.looks.load(Ordering::Relaxed), &mut done) {
         return Spin::Done;
     }
-    if !CROWD.yields() {
-        return Spin::Declined;
-    }
     let start = Instant::now();
+    if !CROWD.yields() {
+        return Spin::Declined(start);
+    }
     let mut before = start;
     let (mut spent, mut vain) = (Duration::ZERO, 0);
     while spent < budget {
@@ -231,6 +260,7 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
         let after = Instant::now();
         let took = after.duration_since(before);
         if took < LONG_YIELD {
+            CROWD.alone();
             if look(LOOKS, &mut done) {
                 return Spin::Done;
             }
@@ -239,6 +269,7 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
             before = now;
             continue;
         }
+        CROWD.in_company();
         if done(true) {
             CROWD.gained(took);
             return Spin::Done;
@@ -254,7 +285,7 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
         spent += LONG_YIELD;
         before = after;
     }
-    Spin::Vain
+    Spin::Vain(start)
 }
 
 impl Connection {
@@ -396,6 +427,8 @@ impl Connection {
         if self.is_asked_back(segment) {
             return true;
         }
+        // Both cache lines come at once, not the second after the first.
+        segment.inlet().expect();
         if !incoming.has_more() {
             return false;
         }
@@ -414,21 +447,20 @@ impl Connection {
 
     fn wait_readable(&self, fd: i32, at_once: bool) -> Result<(), Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
-        let started = if at_once || self.nonblocking.load(Ordering::Relaxed) {
+        let spin = if at_once || self.nonblocking.load(Ordering::Relaxed) {
             None
         } else {
-            let started = Instant::now();
             let spin = self.patience.spin(|| self.readable());
             if spin == Spin::Done {
                 self.block.spin_hits.fetch_add(1, Ordering::Relaxed);
                 return Ok(());
             }
-            Some((spin, started))
+            Some(spin)
         };
         let side = self.socket(fd, segment);
         let result = waiting::sleep_for_data(&side, || self.sleep_for_byte(fd, at_once));
-        if let Some((spin, started)) = started {
-            self.patience.learn(spin, started.elapsed().as_nanos() as u64);
+        if let Some(spin) = spin {
+            self.patience.learn(spin);
         }
         result
     }

@@ -33,7 +33,7 @@ use self::member::{EXCLUSIVE, Member, ONESHOT};
 use self::set::{Members, memberships};
 pub(crate) use self::set::{Quiet, Set, quiesce};
 use crate::cancel::point;
-use crate::ops::poll::{remaining, to_timespec};
+use crate::ops::poll::{Glances, remaining, to_timespec};
 use crate::table::{self, Call, Slot};
 use crate::{errno, real};
 
@@ -41,8 +41,6 @@ use crate::{errno, real};
 const IDLE_SLEEPS: u8 = 8;
 /// Waits that memory alone answers between two looks at the kernel's own descriptors.
 const MEMORY_ONLY: u32 = 8;
-/// How long spinning may go on before the kernel's own descriptors are looked at again.
-const KERNEL_GLANCE: Duration = Duration::from_micros(20);
 
 /// The program made an epoll set.
 pub(crate) fn created(epfd: i32) {
@@ -299,7 +297,6 @@ impl Set {
         mask: *const sigset_t,
     ) -> Result<usize, Errno> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut started = None;
         loop {
             let round = self.rounds.fetch_add(1, Ordering::Relaxed);
             // The kernel's own descriptors come first now and then, or busy rings would hide them.
@@ -311,13 +308,12 @@ impl Set {
             if timeout == Some(Duration::ZERO) {
                 return self.glance(epfd, events);
             }
-            let started = *started.get_or_insert_with(Instant::now);
             let (spin, count) = self.spin(epfd, events, remaining(deadline))?;
             if count > 0 {
                 return Ok(count);
             }
             let count = self.sleep(epfd, events, remaining(deadline), mask)?;
-            self.patience.learn(spin, started.elapsed().as_nanos() as u64);
+            self.patience.learn(spin);
             if count > 0 || remaining(deadline) == Some(Duration::ZERO) {
                 return Ok(count);
             }
@@ -377,18 +373,14 @@ impl Set {
     ) -> Result<(Spin, usize), Errno> {
         let budget = self.patience.allowance_ns();
         if budget == 0 || self.lock().is_none_or(|members| members.hot.is_empty()) {
-            return Ok((Spin::Vain, 0));
+            return Ok((Spin::Vain(Instant::now()), 0));
         }
-        let mut last_glance = Instant::now();
-        let mut rounds = 0u32;
-        let mut found = Ok(0);
+        let (mut found, mut glances) = (Ok(0), Glances::default());
         let spin = spin_for(budget, limit, |others_ran| {
             if self.stirs() {
                 return true;
             }
-            rounds = rounds.wrapping_add(1);
-            if (others_ran || rounds.is_multiple_of(32)) && last_glance.elapsed() > KERNEL_GLANCE {
-                last_glance = Instant::now();
+            if glances.are_due(others_ran) {
                 found = self.glance(epfd, events);
                 return found != Ok(0);
             }

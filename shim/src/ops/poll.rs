@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use libc::{pollfd, sigset_t, timespec};
 use rustix::io::Errno;
+use smallvec::SmallVec;
 use thallus_transport::ready::bit;
 use thallus_transport::uninterrupted::Descriptor;
 use thallus_transport::wait::{Spin, spin_for};
@@ -14,8 +15,36 @@ use crate::cancel::point;
 use crate::table::{self, Call, Guest};
 use crate::{errno, real};
 
-/// How long spinning may go on before the kernel's own descriptors are looked at again.
-const KERNEL_GLANCE: Duration = Duration::from_micros(20);
+/// When a spinning wait looks at the kernel's own descriptors.
+#[derive(Debug, Default)]
+pub(crate) struct Glances {
+    rounds: u32,
+    last: Option<Instant>,
+}
+
+impl Glances {
+    /// Looks at memory between two looks at the clock.
+    const ROUNDS: u32 = 32;
+    /// How long spinning may go on without.
+    const PAUSE: Duration = Duration::from_micros(20);
+
+    /// To be asked after each look at memory, which is told whether others have just run for a while.
+    pub(crate) fn are_due(&mut self, others_ran: bool) -> bool {
+        self.rounds = self.rounds.wrapping_add(1);
+        if !others_ran && !self.rounds.is_multiple_of(Self::ROUNDS) {
+            return false;
+        }
+        let now = Instant::now();
+        let due = self.last.map_or(others_ran, |last| now.duration_since(last) > Self::PAUSE);
+        if due || self.last.is_none() {
+            self.last = Some(now);
+        }
+        due
+    }
+}
+
+/// Connections in one call that need no memory of their own: most programs that poll have one or two.
+const FEW: usize = 4;
 
 /// One connection among the polled descriptors.
 struct Polled {
@@ -42,7 +71,7 @@ pub(crate) fn wait(
         }
     }
     // While we sleep no thread beside us takes one of the others out of TCP: it sees that our call is inside.
-    let (mut polled, mut plain) = (Vec::new(), Vec::new());
+    let (mut polled, mut plain) = (SmallVec::<[Polled; FEW]>::new(), Vec::new());
     for (index, fd) in fds.iter().enumerate() {
         match table::enter_for_io(fd.fd) {
             Some(Guest::Call(call)) if call.is_active(fd.fd) => {
@@ -67,7 +96,7 @@ fn wait_mixed(
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let only_ours = polled.len() == fds.len();
     loop {
-        let ready = look(fds, polled);
+        let ready = take_stock(fds, polled);
         if ready > 0 {
             if only_ours {
                 return Ok(ready);
@@ -79,20 +108,12 @@ fn wait_mixed(
         }
         let patience = |one: &Polled| one.call.connection().patience.allowance_ns();
         let budget = polled.iter().map(patience).max().unwrap_or(0);
-        let started = Instant::now();
-        let mut last_glance = Instant::now();
-        let mut found = None;
-        let mut rounds = 0u32;
+        let (mut found, mut glances) = (None, Glances::default());
         let look = |others_ran: bool| {
             if polled.iter().any(|one| wanted(fds, one) != 0) {
                 return true;
             }
-            rounds = rounds.wrapping_add(1);
-            if !only_ours
-                && (others_ran || rounds.is_multiple_of(64))
-                && last_glance.elapsed() > KERNEL_GLANCE
-            {
-                last_glance = Instant::now();
+            if !only_ours && glances.are_due(others_ran) {
                 match glance(fds, polled, false) {
                     Ok(0) => {}
                     other => {
@@ -103,22 +124,25 @@ fn wait_mixed(
             }
             false
         };
-        let spin = if budget > 0 { spin_for(budget, remaining(deadline), look) } else { Spin::Vain };
+        let spin = spin_for(budget, remaining(deadline), look);
         if let Some(found) = found {
             return found;
         }
         if spin == Spin::Done {
-            for one in polled.iter().filter(|one| wanted(fds, one) != 0) {
+            let ready = take_stock(fds, polled);
+            for one in polled.iter().filter(|one| fds[one.index].revents != 0) {
                 one.call.connection().patience.restore();
                 let hits = &one.call.connection().block.spin_hits;
                 hits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }
+            if ready > 0 && only_ours {
+                return Ok(ready);
+            }
             continue;
         }
         let slept = sleep(fds, polled, remaining(deadline), mask);
-        let waited = started.elapsed().as_nanos() as u64;
         for one in polled.iter() {
-            one.call.connection().patience.learn(spin, waited);
+            one.call.connection().patience.learn(spin);
         }
         match slept {
             Ok(0) if remaining(deadline) != Some(Duration::ZERO) => {}
@@ -138,7 +162,7 @@ fn wanted(fds: &[pollfd], one: &Polled) -> u32 {
 }
 
 /// Fills in what memory shows; returns how many are ready.
-fn look(fds: &mut [pollfd], polled: &[Polled]) -> i32 {
+fn take_stock(fds: &mut [pollfd], polled: &[Polled]) -> i32 {
     for fd in fds.iter_mut() {
         fd.revents = 0;
     }
@@ -214,7 +238,7 @@ fn sleep(
         one.armed = true;
         one.call.connection().block.sleeps.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
-    let news = if look(fds, polled) > 0 { News::Here } else { News::of(fds, polled) };
+    let news = if take_stock(fds, polled) > 0 { News::Here } else { News::of(fds, polled) };
     let result = if matches!(news, News::Here) {
         glance(fds, polled, true)
     } else {

@@ -6,7 +6,10 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
 use crate::control::Control;
-use crate::ring::{CLASSES, Consumer, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size};
+use crate::ring::{
+    CLASSES, Consumer, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size, has_room,
+};
+use crate::sync::{AtomicU64, Ordering};
 use crate::verbs::link::{Failed, Link};
 
 /// The sending end of a direction, over whichever fabric.
@@ -14,17 +17,18 @@ use crate::verbs::link::{Failed, Link};
 pub(crate) struct Outlet<'a> {
     pub(super) control: &'a Control,
     pub(super) memory: Windows,
+    pub(super) tail_seen: &'a AtomicU64,
     pub(super) link: Option<&'a Link>,
 }
 
 impl Outlet<'_> {
     fn ring(&self) -> Producer<'_, Windows> {
-        Producer::new(self.control, &self.memory)
+        Producer::new(self.control, &self.memory, self.tail_seen)
     }
 
-    /// See [`Producer::has_room`].
+    /// See [`has_room`].
     pub(crate) fn has_room(&self) -> bool {
-        self.link.map_or_else(|| self.ring().has_room(), Link::has_room)
+        self.link.map_or_else(|| has_room(self.control), Link::has_room)
     }
 
     /// See [`Producer::push`].
@@ -61,12 +65,29 @@ impl Outlet<'_> {
 pub(crate) struct Inlet<'a> {
     pub(super) control: &'a Control,
     pub(super) memory: Windows,
+    /// A position, and the offset in memory of its byte. Threads may mix them: see [`Self::expect`].
+    pub(super) next: &'a [AtomicU64; 2],
     pub(super) link: Option<&'a Link>,
 }
 
 impl Inlet<'_> {
     pub(super) fn ring(&self) -> Consumer<'_, Windows> {
         Consumer::new(self.control, &self.memory)
+    }
+
+    /// Asks for the next byte's memory to be near this processor, whether or not it has been written. No more than a hint.
+    pub(crate) fn expect(&self) {
+        if self.link.is_some() {
+            return;
+        }
+        let ([at, offset], tail) = (self.next, self.control.tail());
+        if at.load(Ordering::Relaxed) != tail
+            && let Ok(found) = self.ring().offset(tail)
+        {
+            offset.store(found, Ordering::Relaxed);
+            at.store(tail, Ordering::Relaxed);
+        }
+        self.memory.expect(offset.load(Ordering::Relaxed));
     }
 
     /// See [`Consumer::available`].
@@ -128,6 +149,17 @@ unsafe impl Memory for Windows {
 }
 
 impl Windows {
+    fn expect(self, offset: u64) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: every processor of this architecture has the instruction, and it reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().wrapping_add(offset as usize).cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = offset;
+    }
+
     pub(super) fn advise(&self, class: u32, advice: Advice) -> Result<(), Errno> {
         let class = class.min(CLASSES - 1);
         // SAFETY: inside the mapping.
