@@ -16,7 +16,7 @@
 //! | verbs | on both | in a virtual machine of scripts/rdma-vm: over RDMA |
 //! | one-write, two-writes, mixed | on both | the same, with messages written in one way, the other, or one by each side |
 //! | named, named-to-left | on both, on one | a rule names the peer for RDMA, and there is no device |
-//! | limitation, named-limitation | on both | fails as docs/limitations.md says; if it does not, that page is wrong |
+//! | limitation | on both | fails as docs/limitations.md says; if it does not, that page is wrong |
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -103,9 +103,7 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
     variants.push(("young", Variant { rounds: 0, upgrade_after: 8, ..usual }, Preloaded::Both));
     let named = Variant { named: true, ..usual };
     // Some have settings of their own for it.
-    if behaviour.limitation_if_named.is_none()
-        && behaviour.environment.iter().all(|(name, _)| *name != "THALLUS_FABRIC")
-    {
+    if behaviour.environment.iter().all(|(name, _)| *name != "THALLUS_FABRIC") {
         variants.push(("named", named, Preloaded::Both));
         if !behaviour.by_itself {
             variants.push(("named-to-left", named, Preloaded::Left));
@@ -118,19 +116,16 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
         variants.push(("cold", Variant { rounds: 0, ..usual }, Preloaded::Both));
         variants.push(("lukewarm", Variant { rounds: 2, ..usual }, Preloaded::Both));
     }
-    let mut trials = trials(name.clone(), behaviour, variants);
-    if let Some(words) = behaviour.limitation_if_named {
-        trials.push(limitation(format!("{name}::named-limitation"), name, behaviour, named, words));
-    }
-    trials
+    trials(name, behaviour, variants)
 }
 
 /// Over verbs, which is slow under emulation: in one variant.
-fn verbs_trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
+fn verbs_trials_of(name: String, mut behaviour: Behaviour) -> Vec<Trial> {
     let elsewhere = ONE_HOST.iter().any(|prefix| name.starts_with(prefix));
     if behaviour.limitation.is_some() || elsewhere {
         return Vec::new();
     }
+    behaviour.tally = behaviour.over_verbs.unwrap_or(behaviour.tally);
     let mut variants = vec![("verbs", usual())];
     if ORDERED.iter().any(|prefix| name.starts_with(prefix)) {
         const ORDERS: [Option<&str>; 2] = [Some("one-write"), Some("two-writes")];
@@ -173,23 +168,17 @@ fn limited_trials_of(name: String, behaviour: Behaviour, words: &'static str) ->
             })
         })
         .collect();
-    trials.push(limitation(format!("{name}::limitation"), name, behaviour, Variant::USUAL, words));
+    trials.push(limitation(name, behaviour, words));
     trials
 }
 
 /// A trial in which the behaviour must fail, as the documentation says in `words`.
-fn limitation(
-    trial: String,
-    name: String,
-    behaviour: Behaviour,
-    variant: Variant,
-    words: &'static str,
-) -> Trial {
-    Trial::test(trial, move || {
+fn limitation(name: String, behaviour: Behaviour, words: &'static str) -> Trial {
+    Trial::test(format!("{name}::limitation"), move || {
         if !LIMITATIONS.contains(words) {
             return Err(format!("docs/limitations.md does not say {words}").into());
         }
-        match conforms(&name, &behaviour, Variant { patience: SOON, ..variant }, Preloaded::Both) {
+        match conforms(&name, &behaviour, Variant { patience: SOON, ..Variant::USUAL }, Preloaded::Both) {
             Ok(()) => Err("it works: take it out of docs/limitations.md".into()),
             Err(_) => Ok(()),
         }

@@ -24,6 +24,7 @@ mod request;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -101,6 +102,8 @@ pub mod flag {
     pub const INHERITED: u32 = 65536;
     /// Nobody knows what the bytes on TCP are: none of them is the application's.
     pub const LOST: u32 = 131_072;
+    /// A greeting that comes is not to be answered; [`Block::reason`] says why.
+    pub const DECLINES: u32 = 262_144;
 }
 
 /// One connection, as the forks of a process share it. Sizes and counts in bytes unless said otherwise.
@@ -322,6 +325,13 @@ impl Block {
     /// The address of the other side, if it is known yet.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer.load()
+    }
+
+    /// Time since connect or accept.
+    pub fn age(&self) -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let now = Duration::try_from(now).unwrap_or_default();
+        now.saturating_sub(Duration::from_nanos(self.opened_ns()))
     }
 
     /// `CLOCK_BOOTTIME` at connect or accept, in nanoseconds.

@@ -342,6 +342,15 @@ impl Connection {
         self.segment.store(Box::into_raw(Box::new(segment)), Ordering::Release);
     }
 
+    /// Gives the socket the options back that the program has set, as far as [`Self::enter`] has changed them.
+    pub(crate) fn restore_options(&self, fd: i32) {
+        use rustix::net::sockopt;
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        let _ = sockopt::set_tcp_nodelay(socket, self.block.nodelay.load(Ordering::Relaxed) != 0);
+        let _ = sockopt::set_tcp_cork(socket, self.block.cork.load(Ordering::Relaxed) != 0);
+    }
+
     /// Whether the kernel has counted the bytes that the hooks have: if not, some call that no hook sees
     /// moves bytes, and would go on doing so.
     fn check_counts(&self, fd: BorrowedFd<'_>) -> Result<(), Failure> {
@@ -366,7 +375,7 @@ impl Connection {
                     }
                     return true;
                 }
-                State::Active => return self.withdraw(fd, reason),
+                State::Active => return self.withdraw(fd, reason) || self.decline(fd, reason, None),
                 _ => {
                     self.settled();
                 }

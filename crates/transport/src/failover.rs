@@ -17,16 +17,16 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::arena::flag;
 use crate::connection::Connection;
-use crate::control::NOT_SWITCHED;
-use crate::handback::PATIENCE;
+use crate::control::{Control, NOT_SWITCHED, end};
 use crate::segment::{Greeting, SIDE_BYTES, Segment};
+use crate::settle::PATIENCE;
 use crate::stream::{BELL, FAILED};
-use crate::tcp;
+use crate::tcp::{self, wait_for};
 use crate::uninterrupted::Uninterrupted;
 use crate::verbs::link::Link;
 
@@ -35,13 +35,22 @@ const DOWN: u8 = 2;
 /// How long bytes may be under way between hosts that the peer has sent over TCP before it said so by RDMA.
 const LONGEST_WAY: Duration = Duration::from_secs(10);
 /// Bytes of that frame.
-const LENGTH: usize = 10;
+pub(crate) const DOWN_BYTES: usize = 10;
+
+/// What becomes of bytes that have come over the fabric, and that the application has not read, when the peer sends them again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// They are kept, and skipped on TCP.
+    Stays,
+    /// They are dropped here, and left to the kernel.
+    ComesAgain,
+}
 
 /// What comes next on TCP, where frames do.
 enum Next {
     /// Nothing yet.
     Nothing,
-    /// A whole DOWN, which has been taken: whether the peer knows that this side's bytes have left TCP, and the position.
+    /// A whole DOWN, which has not been taken: whether the peer knows that this side's bytes have left TCP, and the position.
     Down(bool, u64),
     /// The stream's end, or its error.
     End,
@@ -122,7 +131,7 @@ impl Connection {
     }
 
     /// Goes back to TCP on purpose, if this process drives a queue pair for it: a fork could not use that.
-    pub fn leave_fabric(&self, fd: i32) {
+    pub fn leave_fabric(&self, fd: i32, deadline: Instant) {
         let Some(segment) = self.segment() else { return };
         self.stop_connecting(fd, segment);
         // One that has failed, too: it is for one process to say so to the peer.
@@ -131,8 +140,35 @@ impl Connection {
         };
         let Some(link) = segment.link().filter(drives) else { return };
         if let Ok(_guard) = self.lock_receiving(fd) {
+            self.await_switch(fd, segment, link, deadline);
             let _ = self.go_back(fd, segment, link);
         }
+    }
+
+    /// Waits for both directions to have left TCP, which the peer's next call brings about if it has taken the greeting:
+    /// frames can come only behind the end of its bytes on TCP. False if they have not by `deadline`. The caller holds the
+    /// receive lock.
+    pub(crate) fn await_switch(&self, fd: i32, segment: &Segment, link: &Link, deadline: Instant) -> bool {
+        let incoming = segment.incoming();
+        loop {
+            let switched = self.lock_sending(fd).is_ok_and(|_guard| self.send_switched(segment));
+            link.scan(incoming);
+            if switched && has_switched(incoming) {
+                return true;
+            }
+            if !link.is_usable() || self.has_gone(fd, segment) || Instant::now() >= deadline {
+                return false;
+            }
+            // By RDMA, so nothing wakes.
+            let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
+        }
+    }
+
+    /// Whether the peer has closed the connection, or has died.
+    pub(crate) fn has_gone(&self, fd: i32, segment: &Segment) -> bool {
+        self.block.has(flag::PEER_GONE)
+            || segment.incoming().end() & end::CLOSED != 0
+            || tcp::peer_has_closed(fd)
     }
 
     /// The caller holds the receive lock.
@@ -150,7 +186,7 @@ impl Connection {
     }
 
     /// The caller holds both locks.
-    fn go_back_locked(&self, fd: i32, segment: &Segment, link: &Link) {
+    pub(crate) fn go_back_locked(&self, fd: i32, segment: &Segment, link: &Link) {
         let block = self.block;
         // Where bytes leave TCP, frames may follow.
         if segment.is_ready() && link.is_usable() {
@@ -159,8 +195,12 @@ impl Connection {
         let unsure = segment.switching().load(Ordering::SeqCst) != 0
             && block.send_switched.load(Ordering::Acquire) == 0;
         let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
+        if !has_switched(incoming) {
+            // Nor can it any more, unless it has.
+            link.fail();
+        }
         link.freeze(incoming, outgoing);
-        let seen = incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED;
+        let seen = has_switched(incoming);
         let kept = self.keep_what_came(fd, segment);
         segment.take_down();
         block.come_back();
@@ -172,9 +212,9 @@ impl Connection {
         let mut switched = block.send_switched.swap(0, Ordering::SeqCst) != 0;
         if unsure {
             // Where the peer's own bytes have not left TCP, it can't send frames.
-            match if seen { self.next_frame(fd) } else { Next::Nothing } {
+            match if seen { self.await_frame(fd) } else { Next::Nothing } {
                 Next::Down(knows, position) => {
-                    self.begin_to_skip(fd, segment, position);
+                    self.begin_to_skip(fd, segment, position, Unread::Stays);
                     switched = knows;
                 }
                 _ => return self.lose(fd),
@@ -238,7 +278,11 @@ impl Connection {
             let target = unsafe { segment.side().add(stop) };
             // SAFETY: the side buffer has room for `used` bytes here.
             let Ok(count) = (unsafe { inlet.peek(0, target.as_ptr(), used) }) else { return false };
-            if count == 0 || inlet.consume(count).is_err() {
+            let taken = match segment.link() {
+                Some(link) => link.keep(incoming, count),
+                None => inlet.consume(count).is_ok(),
+            };
+            if count == 0 || !taken {
                 return false;
             }
             self.block.set_side_end((stop + count) as u64);
@@ -287,12 +331,12 @@ impl Connection {
     /// Before a read, after a return to TCP: takes what precedes the application's bytes. True if what is there now is the
     /// application's. The caller holds the receive lock.
     #[cold]
-    pub(crate) fn take_down_frame(&self, fd: i32, segment: &Segment) -> bool {
+    pub(crate) fn take_down_frame(&self, fd: i32, segment: &Segment, unread: Unread) -> bool {
         let _uninterrupted = Uninterrupted::begin();
         if segment.greeting() == Greeting::AwaitsDown {
             match self.next_frame(fd) {
                 Next::Nothing => return false,
-                Next::Down(_, position) => self.begin_to_skip(fd, segment, position),
+                Next::Down(_, position) => self.begin_to_skip(fd, segment, position, unread),
                 Next::End => segment.set_greeting(Greeting::Done),
                 Next::Lie => self.lose(fd),
             }
@@ -301,16 +345,17 @@ impl Connection {
             return false;
         }
         while segment.greeting() == Greeting::Skips {
-            let skip = segment.skip().load(Ordering::Relaxed);
+            let skip = segment.again().left.load(Ordering::Relaxed);
+            if skip == 0 {
+                segment.set_greeting(Greeting::Done);
+                break;
+            }
             let most = usize::try_from(skip).unwrap_or(usize::MAX).min(1 << 20);
             // SAFETY: with MSG_TRUNC tcp(7) discards the bytes and writes none.
             match unsafe { tcp::recv(fd, std::ptr::null_mut(), most, libc::MSG_DONTWAIT | libc::MSG_TRUNC) } {
                 Ok(0) => segment.set_greeting(Greeting::Done),
                 Ok(count) => {
-                    segment.skip().store(skip - count as u64, Ordering::Relaxed);
-                    if skip == count as u64 {
-                        segment.set_greeting(Greeting::Done);
-                    }
+                    segment.again().left.store(skip - count as u64, Ordering::Relaxed);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => return false,
                 Err(_) => segment.set_greeting(Greeting::Done),
@@ -325,25 +370,71 @@ impl Connection {
         if matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips)
             && let Ok(_guard) = self.lock_receiving(fd)
         {
-            self.take_down_frame(fd, segment);
+            self.take_down_frame(fd, segment, Unread::Stays);
         }
     }
 
-    /// The peer's stream goes on at `position`, on TCP.
-    fn begin_to_skip(&self, fd: i32, segment: &Segment, position: u64) {
-        let skip = segment.incoming().tail().checked_sub(position);
-        match skip {
-            Some(0) => segment.set_greeting(Greeting::Done),
-            Some(skip) => {
-                segment.skip().store(skip, Ordering::Relaxed);
-                segment.set_greeting(Greeting::Skips);
+    /// The peer's stream goes on at `position`, on TCP, behind the DOWN that comes next.
+    fn begin_to_skip(&self, fd: i32, segment: &Segment, position: u64, unread: Unread) {
+        let have = segment.incoming().tail();
+        // The last of what is here came over the fabric; what came over TCP before that does not come again.
+        let read = have.checked_sub(self.side_length()).filter(|&read| read >= position);
+        let drops = read.filter(|_| unread == Unread::ComesAgain);
+        // It does not send again what has not come.
+        let Some(skip) = drops.unwrap_or(have).checked_sub(position) else { return self.lose(fd) };
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let Ok(taken) = tcp::bytes_read(unsafe { BorrowedFd::borrow_raw(fd) }) else { return self.lose(fd) };
+        let again = segment.again();
+        again.left.store(skip, Ordering::Relaxed);
+        again.all.store(skip, Ordering::Relaxed);
+        again.drops_side.store(u32::from(drops.is_some()), Ordering::Relaxed);
+        again.from.store(taken + DOWN_BYTES as u64, Ordering::SeqCst);
+        let mut frame = [0u8; DOWN_BYTES];
+        // SAFETY: writable for its length. It is there, and nobody else reads.
+        let _ = unsafe { tcp::recv(fd, frame.as_mut_ptr(), DOWN_BYTES, libc::MSG_DONTWAIT) };
+        self.skip(segment);
+    }
+
+    /// The peer's DOWN has been taken.
+    fn skip(&self, segment: &Segment) {
+        if segment.again().drops_side.load(Ordering::Relaxed) != 0 {
+            self.block.ring_received.fetch_sub(self.side_length(), Ordering::Relaxed);
+            self.block.set_side_start(self.block.side().end);
+        }
+        segment.set_greeting(Greeting::Skips);
+    }
+
+    /// Goes on for a process that was killed while it took what precedes the application's bytes. The caller holds the
+    /// receive lock.
+    #[cold]
+    pub(crate) fn inherit_frames(&self, fd: i32, segment: &Segment) {
+        let again = segment.again();
+        let from = again.from.load(Ordering::SeqCst);
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let Ok(read) = tcp::bytes_read(unsafe { BorrowedFd::borrow_raw(fd) }) else { return self.lose(fd) };
+        match (segment.greeting(), read.checked_sub(from)) {
+            (Greeting::AwaitsDown, Some(_)) if from != 0 => self.skip(segment),
+            (Greeting::Skips, Some(skipped)) => {
+                let left = again.all.load(Ordering::Relaxed).saturating_sub(skipped);
+                again.left.store(left, Ordering::Relaxed);
             }
-            // It does not send again what has not come.
-            None => self.lose(fd),
+            _ => {}
         }
     }
 
-    /// Takes bells, and the frame behind them if it is there.
+    /// As [`Self::next_frame`], which comes soon if the peer has gone back.
+    fn await_frame(&self, fd: i32) -> Next {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let next = self.next_frame(fd);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !matches!(next, Next::Nothing) || left.is_zero() || !wait_for(fd, PollFlags::IN, Some(left)) {
+                return next;
+            }
+        }
+    }
+
+    /// Takes bells, and looks for the frame behind them.
     fn next_frame(&self, fd: i32) -> Next {
         let mut bytes = [0u8; 64];
         loop {
@@ -360,19 +451,23 @@ impl Connection {
             if bells == 0 && seen[0] != DOWN {
                 return Next::Lie;
             }
-            let frame = seen.first_chunk::<LENGTH>().copied();
+            let frame = seen.first_chunk::<DOWN_BYTES>().copied();
             if bells == 0 && frame.is_none() {
                 return if tcp::peer_has_closed(fd) { Next::End } else { Next::Nothing };
             }
-            let take = if bells > 0 { bells } else { LENGTH };
-            // SAFETY: as above; it is there, and nobody else reads.
-            let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), take, libc::MSG_DONTWAIT) };
             if let (0, Some(frame)) = (bells, frame) {
                 let position = u64::from_le_bytes(std::array::from_fn(|i| frame[2 + i]));
                 return Next::Down(frame[1] != 0, position);
             }
+            // SAFETY: as above; they are there, and nobody else reads.
+            let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) };
         }
     }
+}
+
+/// Whether the peer has said where its bytes leave TCP.
+pub(crate) fn has_switched(incoming: &Control) -> bool {
+    incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED
 }
 
 /// Bells at the beginning of what has come on TCP. Behind them only DOWN can follow: then the fabric counts as failed.
@@ -382,16 +477,4 @@ fn bells_before_frames(link: &Link, seen: &[u8]) -> usize {
         link.fail();
     }
     bells
-}
-
-/// Waits for some of `events`, no longer than `limit`. False if that fails.
-fn wait_for(fd: i32, events: PollFlags, limit: Option<Duration>) -> bool {
-    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let mut list = [PollFd::from_borrowed_fd(socket, events)];
-    let limit = limit.map(|limit| Timespec {
-        tv_sec: limit.as_secs().cast_signed(),
-        tv_nsec: i64::from(limit.subsec_nanos()),
-    });
-    !matches!(rustix::event::poll(&mut list, limit.as_ref()), Err(errno) if errno != Errno::INTR)
 }

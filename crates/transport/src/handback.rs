@@ -28,6 +28,7 @@ use crate::connection::Connection;
 use crate::control::{Control, end};
 use crate::reason::Reason;
 use crate::segment::Segment;
+use crate::settle::{PATIENCE, SHORT_PATIENCE};
 use crate::stream::PIECE;
 use crate::tcp;
 use crate::uninterrupted::Uninterrupted;
@@ -40,24 +41,14 @@ const ASKED: u32 = 1;
 const TAKEN: u32 = 2;
 const FINAL: u32 = 3;
 
-/// How long a peer may take that holds bytes this side has not read. One that is in any call, or makes one, takes
-/// microseconds.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
-
 /// Requests that come to nothing before the peer is taken for one that lies.
 const MOST_REFUSALS: u32 = 10_000;
 
 /// The size of the kernel's buffer counts its own structures, which can be as large as what they hold; and a peer may
 /// have a part of it in use.
-const BUFFER_PER_BYTE: u64 = 4;
+pub(crate) const BUFFER_PER_BYTE: u64 = 4;
 
 impl Connection {
-    /// Keeps the connection on TCP, or takes it back there, because of what the application is about to do: from now on
-    /// the kernel alone serves it. False if that can't be.
-    pub fn settle(&self, fd: i32, reason: Reason) -> bool {
-        self.pin(fd, reason) || self.hand_back(fd, reason)
-    }
-
     /// Goes back to TCP because somebody wants that, if it can be done now without waiting for the peer.
     #[cold]
     pub(crate) fn obey(&self, fd: i32) {
@@ -66,7 +57,7 @@ impl Connection {
         }
         let Some(segment) = self.segment() else { return };
         if segment.link().is_some() {
-            self.leave_fabric(fd);
+            self.leave_fabric(fd, Instant::now() + SHORT_PATIENCE);
             if self.block.has(flag::RETURNED) {
                 self.block.note(Reason::ByRequest);
             }
@@ -83,7 +74,7 @@ impl Connection {
             return self.block.ask_again();
         }
         if let Ok(_sending) = self.lock_sending(fd)
-            && self.go_back_first(fd, segment)
+            && self.go_back_first(fd, segment, Instant::now() + PATIENCE)
         {
             self.block.note(Reason::ByRequest);
         }
@@ -106,28 +97,8 @@ impl Connection {
             || segment.outgoing().end() & end::RETURN != 0
     }
 
-    #[cold]
-    fn hand_back(&self, fd: i32, reason: Reason) -> bool {
-        let _uninterrupted = Uninterrupted::begin();
-        let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return false };
-        let Ok(_receiving) = self.lock_receiving(fd) else { return false };
-        let _ = self.mend_locked(fd, segment);
-        if self.block.state() != State::Active || self.is_closed() {
-            return false;
-        }
-        if !self.block.has(flag::RETURNED) {
-            let Ok(_sending) = self.lock_sending(fd) else { return false };
-            if !self.go_back_first(fd, segment) {
-                return false;
-            }
-            self.block.note(reason);
-        }
-        // What is in the side buffer only a hook can give to the application.
-        self.greet(fd, segment) && self.side_length() == 0 && !self.block.has(flag::BELLS_FIRST)
-    }
-
-    /// The side that wants to leave. The caller holds both locks.
-    fn go_back_first(&self, fd: i32, segment: &Segment) -> bool {
+    /// The side that wants to leave; it waits for the peer until `deadline`. The caller holds both locks.
+    pub(crate) fn go_back_first(&self, fd: i32, segment: &Segment, deadline: Instant) -> bool {
         let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
         let unread = || !incoming.is_empty();
         let gone = || self.block.has(flag::PEER_GONE) || incoming.end() & end::CLOSED != 0;
@@ -149,7 +120,9 @@ impl Connection {
         if !self.put_bell(fd) {
             bells.fetch_sub(1, Ordering::SeqCst);
         }
-        if (self.has_all(fd, segment) && change(outgoing, ASKED, FINAL)) || self.await_taken(segment, gone) {
+        if (self.has_all(fd, segment) && change(outgoing, ASKED, FINAL))
+            || self.await_taken(segment, deadline, gone)
+        {
             return self.leave(fd, segment);
         }
         stay(outgoing);
@@ -168,10 +141,9 @@ impl Connection {
     }
 
     /// Waits for the peer to take over what this side has not read. False if it does not: then the request is withdrawn.
-    fn await_taken(&self, segment: &Segment, gone: impl Fn() -> bool) -> bool {
+    fn await_taken(&self, segment: &Segment, deadline: Instant, gone: impl Fn() -> bool) -> bool {
         let outgoing = segment.outgoing();
         let word = &outgoing.rung.0.handing;
-        let deadline = Instant::now() + PATIENCE;
         loop {
             let contended = match segment.incoming().rung.0.handing.load(Ordering::SeqCst) {
                 FINAL => true,
@@ -328,10 +300,7 @@ impl Connection {
         self.block.come_back();
         self.block.recv_switched.store(0, Ordering::SeqCst);
         self.block.send_switched.store(0, Ordering::SeqCst);
-        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-        let _ = sockopt::set_tcp_nodelay(socket, self.block.nodelay.load(Ordering::Relaxed) != 0);
-        let _ = sockopt::set_tcp_cork(socket, self.block.cork.load(Ordering::Relaxed) != 0);
+        self.restore_options(fd);
     }
 
     /// Hands an end of the stream that only the ring knows to the kernel.
@@ -386,7 +355,7 @@ impl Connection {
 }
 
 /// Whether the kernel takes `bytes` for sending at once, whatever the peer reads: a program that does not block must not.
-fn fits(fd: i32, bytes: u64) -> bool {
+pub(crate) fn fits(fd: i32, bytes: u64) -> bool {
     // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let buffer = sockopt::socket_send_buffer_size(socket).unwrap_or(0) as u64;
@@ -394,7 +363,7 @@ fn fits(fd: i32, bytes: u64) -> bool {
 }
 
 /// Enlarges the kernel's buffer, if need be, so that `bytes` fit.
-fn make_fit(fd: i32, bytes: u64) {
+pub(crate) fn make_fit(fd: i32, bytes: u64) {
     if bytes == 0 || fits(fd, bytes) {
         return;
     }

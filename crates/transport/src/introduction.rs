@@ -10,11 +10,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use rustix::net::sockopt;
 
 use crate::arena::{Role, State, flag};
 use crate::buffers::Buffers;
 use crate::connection::Connection;
+use crate::failover::{Unread, has_switched};
 use crate::greeting::{self, Kind, LENGTH, Nonce, Opening, Seal};
 use crate::reason::Reason;
 use crate::segment::{Greeting, Segment};
@@ -226,14 +226,19 @@ impl Connection {
                 self.go_on_connecting(fd, segment);
                 true
             }
-            Greeting::AwaitsDown | Greeting::Skips => self.take_down_frame(fd, segment),
-            awaited => self.look_for_greeting(fd, segment, awaited),
+            Greeting::AwaitsDown | Greeting::Skips => self.take_down_frame(fd, segment, Unread::Stays),
+            Greeting::OwesHello | Greeting::AwaitsHello | Greeting::AwaitsReply => {
+                self.look_for_greeting(fd, segment, None)
+            }
         }
     }
 
+    /// As [`Self::greet`], where a greeting may come. If this side `declines`, for that reason, it is not answered.
     #[cold]
-    fn look_for_greeting(&self, fd: i32, segment: &Segment, awaited: Greeting) -> bool {
+    pub(crate) fn look_for_greeting(&self, fd: i32, segment: &Segment, declines: Option<Reason>) -> bool {
         let _uninterrupted = Uninterrupted::begin();
+        let awaited = segment.greeting();
+        let declines = declines.or_else(|| self.block.has(flag::DECLINES).then(|| self.block.reason()));
         let nonce = match awaited {
             Greeting::AwaitsReply => self.pending.lock().ok().and_then(|pending| Some(pending.as_ref()?.1)),
             _ => None,
@@ -260,12 +265,13 @@ impl Connection {
         self.block.raise(flag::HEARD);
         segment.set_greeting(Greeting::Done);
         let result = match (awaited, opening) {
+            (_, Opening::Partial) => return false,
+            _ if let Some(reason) = declines => Err(reason),
             (_, Opening::Foreign) => Err(Reason::PeerWithoutThallus),
             (Greeting::AwaitsHello, Opening::Whole(_)) => self.keep_hello(fd, segment, &bytes),
             (Greeting::AwaitsHello, Opening::Unusable(reason)) => Err(reason),
             (_, Opening::Whole(reply)) => self.agree(fd, segment, &reply),
             (_, Opening::Unusable(reason)) => Err(reason),
-            (_, Opening::Partial) => return false,
         };
         if let Err(reason) = result {
             self.give_up(fd, reason);
@@ -381,32 +387,37 @@ impl Connection {
     /// Client: tells the server that both are connected, and uses the queue pair from now on.
     fn enter_fabric(&self, fd: i32, segment: &Segment, link: Link) -> Result<(), Reason> {
         // A server that sends nothing more can't wake this side's sleepers.
-        if tcp::peer_has_closed(fd) {
+        if tcp::peer_has_closed(fd) || segment.is_refused() {
             return Err(Reason::ShutdownBeforeUpgrade);
         }
-        if !segment.set_ready() {
-            return Err(Reason::ShutdownBeforeUpgrade);
+        if link.announce_ready().is_err() {
+            // From here on nothing reaches this side. Whether the server has left TCP before that can be seen.
+            link.fail();
+            let incoming = segment.incoming();
+            link.scan(incoming);
+            if !has_switched(incoming) {
+                return Err(Reason::NoRoute);
+            }
         }
-        let announced = link.announce_ready();
+        // First: a segment that is ready without it is one that both sides share.
         segment.attach(link);
-        self.block.raise(flag::READY | flag::VERBS);
-        if announced.is_err() {
+        if segment.set_ready() {
+            self.block.raise(flag::READY | flag::VERBS);
+        } else {
+            // Refused just now, but the server believes otherwise.
             self.fabric_failed(segment);
         }
         Ok(())
     }
 
     /// Stays on TCP for good: nothing has left it.
-    fn give_up(&self, fd: i32, reason: Reason) {
+    pub(crate) fn give_up(&self, fd: i32, reason: Reason) {
         if let Ok(mut pending) = self.pending.lock() {
             pending.take();
         }
         // Bytes in the side buffer come first: then the hooks stay in between.
         if self.side_length() == 0 && self.block.advance(State::Active, State::Switching) {
-            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-            let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-            let _ = sockopt::set_tcp_nodelay(socket, self.block.nodelay.load(Ordering::Relaxed) != 0);
-            let _ = sockopt::set_tcp_cork(socket, self.block.cork.load(Ordering::Relaxed) != 0);
+            self.restore_options(fd);
             self.block.pin_switching(reason);
         } else {
             self.block.note(reason);

@@ -36,6 +36,8 @@ pub mod segment;
 #[cfg(not(loom))]
 pub mod settings;
 #[cfg(not(loom))]
+pub mod settle;
+#[cfg(not(loom))]
 mod socket;
 #[cfg(not(loom))]
 pub mod stream;

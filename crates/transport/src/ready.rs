@@ -167,6 +167,9 @@ impl Connection {
     pub fn renew(&self, fd: i32, asked: u32) {
         if let Some(segment) = self.segment() {
             waiting::renew(&self.socket(fd, segment), true, asked & bit::WRITE != 0);
+            // Its frame may be among what was reported.
+            self.look_for_down(fd);
+            self.mend_if_failing(fd);
         }
     }
 

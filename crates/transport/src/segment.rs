@@ -106,8 +106,21 @@ struct Header {
     greeting: AtomicU32,
     /// 1 once the client or server has tried to tell the peer by RDMA where its bytes leave TCP.
     switching: AtomicU32,
-    /// Bytes that come again after a return to TCP.
-    skip: AtomicU64,
+    again: Again,
+}
+
+/// Bytes that come again after a return to TCP. What is noted before they are taken from the kernel tells whoever goes on
+/// for a process that was killed how far that came.
+#[repr(C)]
+pub(crate) struct Again {
+    /// How many are left, for [`Greeting::Skips`].
+    pub(crate) left: AtomicU64,
+    /// How many there were.
+    pub(crate) all: AtomicU64,
+    /// The kernel's count of bytes read where they begin, behind the peer's DOWN; 0 as long as none has been seen.
+    pub(crate) from: AtomicU64,
+    /// 1 if what is in the side buffer is what follows them.
+    pub(crate) drops_side: AtomicU32,
 }
 
 /// What is still to be said on TCP in front of the application's bytes, with a peer on another host.
@@ -352,6 +365,11 @@ impl Segment {
         if self.link().is_some() { !self.is_ready() } else { self.settle(REFUSED) }
     }
 
+    /// Whether [`Self::refuse`] was faster than [`Self::set_ready`].
+    pub(crate) fn is_refused(&self) -> bool {
+        self.header().ready.load(Ordering::Acquire) == REFUSED
+    }
+
     /// What is still to be said on TCP. To a peer on this host nothing is, whatever it writes here: it must not be able to
     /// bring about a queue pair.
     pub fn greeting(&self) -> Greeting {
@@ -380,9 +398,9 @@ impl Segment {
         self.header().ready.store(DOWN, Ordering::SeqCst);
     }
 
-    /// Bytes that come again after a return to TCP, for [`Greeting::Skips`].
-    pub(crate) fn skip(&self) -> &AtomicU64 {
-        &self.header().skip
+    /// See [`Again`].
+    pub(crate) fn again(&self) -> &Again {
+        &self.header().again
     }
 
     /// Whether this side has tried to tell the peer where its bytes leave TCP.
@@ -416,6 +434,11 @@ impl Segment {
         };
         // SAFETY: the link goes before the mapping: `attach` puts it under the care of `drop`, and so does whoever holds it.
         unsafe { Link::create(local, place) }
+    }
+
+    /// Whether no peer maps it: a rule names the peer as another host.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.alone
     }
 
     /// Whether the queue pair has failed, and the connection is still to go back to TCP. When the peer closes, an iWARP queue

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::arena::flag;
 use crate::connection::Connection;
 use crate::lock::Guard;
-use crate::segment::{Greeting, SIDE_BYTES, Segment};
+use crate::segment::SIDE_BYTES;
 use crate::waiting::{self, add};
 use crate::{process, tcp};
 
@@ -46,8 +46,7 @@ impl Connection {
             return;
         }
         if segment.link().is_some() {
-            self.inherit_return(segment);
-            return;
+            return self.inherit_frames(fd, segment);
         }
         self.block.raise(flag::INHERITED);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
@@ -70,15 +69,6 @@ impl Connection {
         }
         if segment.incoming().space_armed.0.has_sleepers() {
             self.ring(fd, segment);
-        }
-    }
-
-    /// The dead process was taking the rest of a stream that went back to TCP. How far it came nobody knows, unless it was
-    /// through.
-    fn inherit_return(&self, segment: &Segment) {
-        if segment.greeting() != Greeting::Done {
-            segment.set_greeting(Greeting::Done);
-            self.block.raise(flag::PEER_GONE | flag::RESET);
         }
     }
 

@@ -3,7 +3,9 @@
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
@@ -54,6 +56,18 @@ pub fn peer_has_closed(fd: i32) -> bool {
     const FIN_WAIT1: u8 = 4;
     const FIN_WAIT2: u8 = 5;
     !matches!(state(fd), Some(ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
+}
+
+/// Waits for some of `events`, no longer than `limit`. False if that fails.
+pub(crate) fn wait_for(fd: i32, events: PollFlags, limit: Option<Duration>) -> bool {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut list = [PollFd::from_borrowed_fd(socket, events)];
+    let limit = limit.map(|limit| Timespec {
+        tv_sec: limit.as_secs().cast_signed(),
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    });
+    !matches!(rustix::event::poll(&mut list, limit.as_ref()), Err(errno) if errno != Errno::INTR)
 }
 
 /// Reads the kernel's counts in one call, so that they belong together. `ENOSYS` on a kernel (before 4.19)

@@ -571,7 +571,7 @@ impl Connection {
         if let Some(segment) = self.segment() {
             waiting::renew(&self.socket(fd, segment), false, true);
         }
-        if done() || self.peer_is_gone(fd) {
+        if self.peer_is_gone(fd) || done() {
             return Ok(());
         }
         if (settings().sleep.poll)(news.as_fd().as_raw_fd(), libc::POLLIN, remaining(deadline)?.as_ref())?

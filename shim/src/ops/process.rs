@@ -5,9 +5,11 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
 
 use thallus_transport::process;
 use thallus_transport::reason::Reason;
+use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
 use thallus_transport::uninterrupted::Uninterrupted;
 
 use crate::ops::stream;
@@ -84,11 +86,12 @@ fn begin_to_watch() {
 
 extern "C" fn before_fork() {
     if config::may_have_peers() && config::has_peers() {
+        let deadline = Instant::now() + SHORT_PATIENCE;
         // The child could not use this process's queue pairs.
         errno::keep(|| {
             table::for_each(|slot, connection, _| {
                 if let Some(fd) = table::descriptor_of(slot) {
-                    connection.leave_fabric(fd);
+                    connection.leave_fabric(fd, deadline);
                 }
             });
         });
@@ -165,6 +168,7 @@ pub(crate) extern "C" fn after_vfork(result: i32) -> i32 {
 /// has left TCP comes back if it is one of the standard descriptors, which programs use that know of no others. Those
 /// that are inherited by chance, as by system(3), stay.
 pub(crate) fn before_spawn() {
+    let deadline = Instant::now() + PATIENCE;
     errno::keep(|| {
         for fd in table::descriptors() {
             // SAFETY: a number; the kernel says whether it is open.
@@ -174,9 +178,9 @@ pub(crate) fn before_spawn() {
             if kept {
                 const STANDARD: std::ops::RangeInclusive<i32> = 0..=libc::STDERR_FILENO;
                 if STANDARD.contains(&fd) {
-                    stream::settle(fd, Reason::InheritedByExec);
+                    stream::settle_until(fd, Reason::InheritedByExec, deadline);
                 } else if let Some(call) = table::enter(fd) {
-                    call.connection().pin(fd, Reason::InheritedByExec);
+                    call.connection().pin_inherited(fd, Reason::InheritedByExec, deadline);
                 }
             }
         }
@@ -220,10 +224,11 @@ static IO_URING: AtomicBool = AtomicBool::new(false);
 /// sees all of their bytes.
 pub(crate) fn uses_io_uring() {
     if config::enabled() && !IO_URING.swap(true, Ordering::SeqCst) {
+        let deadline = Instant::now() + PATIENCE;
         errno::keep(|| {
             table::for_each(|slot, connection, _| {
                 if let Some(fd) = table::descriptor_of(slot) {
-                    connection.settle(fd, Reason::IoUring);
+                    connection.settle(fd, Reason::IoUring, deadline);
                 }
             });
         });

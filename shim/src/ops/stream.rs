@@ -1,12 +1,14 @@
 //! Bytes in and out: read, recv, write, send and their relatives.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use rustix::io::Errno;
 use thallus_transport::arena::flag;
 use thallus_transport::buffers::Buffers;
 use thallus_transport::process;
 use thallus_transport::reason::Reason;
+use thallus_transport::settle::PATIENCE;
 
 use crate::cancel::point;
 use crate::ops::epoll;
@@ -187,9 +189,7 @@ pub(crate) unsafe fn settle_passed_fds(message: *const libc::msghdr) -> bool {
                 let at = unsafe { data.add(index) };
                 // SAFETY: readable, maybe unaligned.
                 let fd = unsafe { at.read_unaligned() };
-                if let Some(call) = table::enter(fd) {
-                    allowed &= call.connection().settle(fd, Reason::PassedToProcess);
-                }
+                allowed &= settle(fd, Reason::PassedToProcess);
             }
         }
         // SAFETY: both are valid for this message.
@@ -285,9 +285,14 @@ fn give_back(input: i32, position: Option<i64>, count: usize) {
     }
 }
 
-/// Pins `fd` because a call that only the kernel can serve is about to be made on it. False if too late.
+/// Has the kernel alone serve `fd`, because a call that only it can serve is about to be made. False if that can't be.
 pub(crate) fn settle(fd: i32, reason: Reason) -> bool {
-    table::enter(fd).is_none_or(|call| call.connection().settle(fd, reason))
+    settle_until(fd, reason, Instant::now() + PATIENCE)
+}
+
+/// As [`settle`]; waits for the peer until `deadline`.
+pub(crate) fn settle_until(fd: i32, reason: Reason, deadline: Instant) -> bool {
+    table::enter(fd).is_none_or(|call| call.connection().settle(fd, reason, deadline))
 }
 
 /// Whether `fd` is a TCP connection that we look after.

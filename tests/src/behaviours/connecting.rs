@@ -20,7 +20,10 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("the_same_addresses_again", echoes_three, connects_from_one_port, Tally::Upgraded(3)),
     Behaviour::whole("bytes_before_accept", accepts_late, writes_at_once, Tally::Upgraded(1)),
     Behaviour::whole("gone_before_accept", accepts_the_dead, writes_and_closes, Tally::Stayed(1)),
-    Behaviour::whole("server_speaks_first", speaks_first, listens_first, Tally::Upgraded(1)),
+    Behaviour::whole("server_speaks_first", speaks_first, listens_first, Tally::Upgraded(1)).over_verbs(
+        Tally::Mixed(0, &[("peer-without-thallus", 1)]),
+        Tally::Mixed(0, &[("peer-spoke-first", 1)]),
+    ),
     Behaviour::whole("one_request_for_each_connection", answers_one_each, asks_one_each, Tally::Total(200)),
     Behaviour::whole("many_at_once", echoes_sixty, asks_on_sixty, Tally::Upgraded(60)),
     Behaviour::whole("never_used", accepts_and_waits, connects_and_waits, Tally::Stayed(1)),

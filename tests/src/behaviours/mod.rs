@@ -69,6 +69,8 @@ pub struct Behaviour {
     script: Script,
     /// What the left and the right side count when both have the shim and the connection was warmed up.
     pub tally: [Tally; 2],
+    /// The same over RDMA, if that differs.
+    pub over_verbs: Option<[Tally; 2]>,
     /// How the left and the right process end.
     pub end: [End; 2],
     /// Settings of the library, beyond those that every run has.
@@ -85,8 +87,6 @@ pub struct Behaviour {
     pub alone: &'static [&'static str],
     /// If an upgraded connection cannot do it: the words with which docs/limitations.md says so.
     pub limitation: Option<&'static str>,
-    /// The same for a connection whose peer a rule names as another host.
-    pub limitation_if_named: Option<&'static str>,
 }
 
 impl Behaviour {
@@ -105,6 +105,7 @@ impl Behaviour {
             name,
             script,
             tally,
+            over_verbs: None,
             end: [End::Exit(0); 2],
             environment: &[],
             needs_root: false,
@@ -113,12 +114,16 @@ impl Behaviour {
             by_itself: false,
             alone: &[],
             limitation: None,
-            limitation_if_named: None,
         }
     }
 
     const fn tally(mut self, left: Tally, right: Tally) -> Self {
         self.tally = [left, right];
+        self
+    }
+
+    const fn over_verbs(mut self, left: Tally, right: Tally) -> Self {
+        self.over_verbs = Some([left, right]);
         self
     }
 
@@ -154,11 +159,6 @@ impl Behaviour {
 
     const fn alone(mut self, reasons: &'static [&'static str]) -> Self {
         self.alone = reasons;
-        self
-    }
-
-    const fn limitation_if_named(mut self, words: &'static str) -> Self {
-        self.limitation_if_named = Some(words);
         self
     }
 

@@ -203,10 +203,10 @@ impl Link {
         self.progress() == Progress::Connected && self.board().ready.load(Ordering::Acquire) != 0
     }
 
-    /// Tells the peer that this side is connected.
+    /// Tells the peer that this side is connected, and waits until it can know.
     pub(crate) fn announce_ready(&self) -> Result<(), Errno> {
-        let poster = self.pair.begin(1)?;
-        self.write_words(&poster, std::mem::offset_of!(Board, ready), &[1])
+        self.write_words(&self.pair.begin(1)?, std::mem::offset_of!(Board, ready), &[1])?;
+        self.flush()
     }
 
     fn their_board(&self, offset: usize) -> Spot {
@@ -283,6 +283,16 @@ impl Link {
             let _ = self.give_credit();
         }
         Ok(Popped { bytes: count, ring, emptied })
+    }
+
+    /// Drops `count` bytes after [`Self::freeze`], without credit for them: the peer sends them again. False if they are not
+    /// all there is.
+    pub(crate) fn keep(&self, control: &Control, count: usize) -> bool {
+        let all = control.used() == count as u64;
+        if all {
+            control.tail.0.store(control.head(), Ordering::Release);
+        }
+        all
     }
 
     fn give_credit(&self) -> Result<(), Errno> {

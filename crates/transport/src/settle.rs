@@ -1,0 +1,184 @@
+//! A connection on which a call is about to be made that only the kernel can serve, here or in another program: it stays on
+//! TCP, or goes back there, and the socket then carries nothing but the application's bytes.
+//!
+//! | where it stands | what is done |
+//! |---|---|
+//! | nobody has decided | it is pinned |
+//! | this side owes a greeting | not sent; pinned |
+//! | a greeting may be under way to this side | waited for, taken, not answered; pinned |
+//! | it has left TCP on this host | both ends agree in the segment ([`crate::handback`]) |
+//! | it has left TCP for another host | as for a fabric that fails ([`crate::failover`]), and the peer's DOWN is waited for |
+//!
+//! What has come over the fabric and has not been read comes again behind the peer's DOWN, so it is left to the kernel.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use crate::arena::{State, flag};
+use crate::connection::Connection;
+use crate::failover::{DOWN_BYTES, Unread};
+use crate::handback::{BUFFER_PER_BYTE, fits, make_fit};
+use crate::reason::Reason;
+use crate::segment::{Greeting, Segment};
+use crate::tcp::wait_for;
+use crate::uninterrupted::Uninterrupted;
+use crate::verbs::link::Link;
+use crate::waiting;
+
+/// How long such a call waits for the peer. One that is in any call, or makes one, takes microseconds on one host, and a round
+/// trip between two.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+/// The same for one that can do without.
+pub const SHORT_PATIENCE: Duration = Duration::from_millis(100);
+
+impl Connection {
+    /// Keeps the connection on TCP, or takes it back there, because of what the application is about to do: from now on
+    /// the kernel alone serves it. Waits for the peer until `deadline`. False if that can't be.
+    pub fn settle(&self, fd: i32, reason: Reason, deadline: Instant) -> bool {
+        self.pin(fd, reason)
+            || self.decline(fd, reason, Some(deadline))
+            || self.hand_back(fd, reason, deadline)
+    }
+
+    /// As [`Self::pin`], for a descriptor that another program inherits, by chance perhaps. Of a connection just accepted the
+    /// first bytes are waited for, until `deadline`: they may be a HELLO.
+    pub fn pin_inherited(&self, fd: i32, reason: Reason, deadline: Instant) {
+        let hears = || self.segment().is_some_and(|segment| segment.greeting() == Greeting::AwaitsHello);
+        if self.pin(fd, reason) || !(self.may_hear_hello() || hears()) {
+            return;
+        }
+        self.decline(
+            fd,
+            reason,
+            Some(deadline.min(Instant::now() + PATIENCE.saturating_sub(self.block.age()))),
+        );
+    }
+
+    /// Has a connection stay on TCP that has not left it, though greetings are owed or awaited. One that may be under way is
+    /// waited for until `deadline`, if there is one. False if it does not come.
+    pub(crate) fn decline(&self, fd: i32, reason: Reason, deadline: Option<Instant>) -> bool {
+        let _uninterrupted = Uninterrupted::begin();
+        if deadline.is_some() && self.may_hear_hello() {
+            self.await_greeting(fd);
+        }
+        let unlinked = |segment: &&Segment| segment.is_alone() && segment.link().is_none();
+        let Some(segment) = self.segment().filter(unlinked) else { return false };
+        let Ok(_receiving) = self.lock_receiving(fd) else { return false };
+        while self.block.state() == State::Active && !self.is_closed() {
+            let awaits = || matches!(segment.greeting(), Greeting::AwaitsHello | Greeting::AwaitsReply);
+            if awaits() {
+                let Some(deadline) = deadline else { return false };
+                if reason == Reason::Oob {
+                    // The hooks see all reads, and take it when it comes.
+                    self.block.note(reason);
+                    self.block.raise(flag::DECLINES);
+                    return true;
+                }
+                if !self.look_for_greeting(fd, segment, Some(reason)) && !wait_until(fd, deadline) {
+                    return false;
+                }
+                continue;
+            }
+            let Ok(_sending) = self.lock_sending(fd) else { return false };
+            if segment.link().is_some() {
+                return false;
+            }
+            if !awaits() {
+                segment.set_greeting(Greeting::Done);
+                self.give_up(fd, reason);
+                break;
+            }
+        }
+        self.block.state() == State::Pinned
+    }
+
+    #[cold]
+    fn hand_back(&self, fd: i32, reason: Reason, deadline: Instant) -> bool {
+        let _uninterrupted = Uninterrupted::begin();
+        let Some(segment) = self.segment() else { return false };
+        let Ok(_receiving) = self.lock_receiving(fd) else { return false };
+        let _ = self.mend_locked(fd, segment);
+        if self.block.state() != State::Active || self.is_closed() {
+            return false;
+        }
+        if !self.block.has(flag::RETURNED) {
+            let left = match segment.link() {
+                Some(link) => self.go_back_for_good(fd, segment, link, deadline),
+                None => {
+                    let Ok(_sending) = self.lock_sending(fd) else { return false };
+                    self.go_back_first(fd, segment, deadline)
+                }
+            };
+            if !left {
+                return false;
+            }
+            self.block.note(reason);
+        }
+        if segment.link().is_some() {
+            self.await_down(fd, segment, deadline);
+        }
+        // What is in the side buffer only a hook can give to the application.
+        self.greet(fd, segment) && self.side_length() == 0 && !self.block.has(flag::BELLS_FIRST)
+    }
+
+    /// Leaves the fabric, if nothing will be missing on TCP once the peer has answered. The caller holds the receive lock.
+    fn go_back_for_good(&self, fd: i32, segment: &Segment, link: &Link, deadline: Instant) -> bool {
+        let incoming = segment.incoming();
+        if !self.await_switch(fd, segment, link, deadline) {
+            return false;
+        }
+        let Ok(_sending) = self.lock_sending(fd) else { return false };
+        // What precedes the ring the kernel could not give back.
+        if self.side_length() > 0 || !waiting::is_settled(&self.socket(fd, segment)) {
+            return false;
+        }
+        // To the byte what the peer has not read.
+        let gone = self.has_gone(fd, segment) || segment.sync().is_err();
+        let (unread, unsent) = (incoming.used(), segment.outgoing().used() + DOWN_BYTES as u64);
+        if gone {
+            // It sends nothing again.
+            if unread > 0 {
+                return false;
+            }
+        } else {
+            make_fit(fd, unsent);
+            // The peer must not be blocked, nor this side.
+            if !fits(fd, unsent) || !has_room(fd, unread) {
+                return false;
+            }
+        }
+        if link.is_usable() && !link.is_frozen() {
+            self.go_back_locked(fd, segment, link);
+        }
+        self.block.has(flag::RETURNED)
+    }
+
+    /// Waits for the peer's answer, and takes what precedes the application's bytes. The caller holds the receive lock.
+    fn await_down(&self, fd: i32, segment: &Segment, deadline: Instant) {
+        while matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips)
+            && !self.take_down_frame(fd, segment, Unread::ComesAgain)
+            && !self.block.has(flag::LOST)
+        {
+            if !wait_until(fd, deadline) {
+                return;
+            }
+        }
+        self.restore_options(fd);
+    }
+}
+
+/// Waits until something can be read. False once the deadline has passed.
+fn wait_until(fd: i32, deadline: Instant) -> bool {
+    let left = deadline.saturating_duration_since(Instant::now());
+    !left.is_zero() && wait_for(fd, rustix::event::PollFlags::IN, Some(left))
+}
+
+/// Whether the kernel can hold `bytes` that nobody reads yet.
+fn has_room(fd: i32, bytes: u64) -> bool {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let buffer = sockopt::socket_recv_buffer_size(socket).unwrap_or(0) as u64;
+    bytes <= buffer / BUFFER_PER_BYTE
+}
