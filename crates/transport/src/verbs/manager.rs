@@ -252,8 +252,7 @@ impl Meeting {
                 let id = id?;
                 inside.carrier = Some(id);
                 let parameters = Parameters::new(inside);
-                let connect = Connect { parameters, id, _reserved: 0, _ece: [0; 2] };
-                self.command(command::CONNECT, &connect)?;
+                self.command(command::CONNECT, &Connect::new(parameters, id))?;
                 inside.busy = true;
                 Ok(Some(Step::Connects))
             }
@@ -265,7 +264,7 @@ impl Meeting {
                 }
                 inside.carrier = Some(event.id);
                 let parameters = Parameters::new(inside);
-                let accept = Accept { uid: UID, parameters, id: event.id, _reserved: 0, _ece: [0; 2] };
+                let accept = Accept { uid: UID, connect: Connect::new(parameters, event.id) };
                 self.command(command::ACCEPT, &accept)?;
                 inside.busy = true;
                 if let Some(listener) = inside.bound.take() {
@@ -605,6 +604,12 @@ struct Connect {
     _ece: [u32; 2],
 }
 
+impl Connect {
+    fn new(parameters: Parameters, id: u32) -> Self {
+        Self { parameters, id, _reserved: 0, _ece: [0; 2] }
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Listen {
@@ -616,10 +621,7 @@ struct Listen {
 #[derive(Clone, Copy)]
 struct Accept {
     uid: u64,
-    parameters: Parameters,
-    id: u32,
-    _reserved: u32,
-    _ece: [u32; 2],
+    connect: Connect,
 }
 
 #[repr(C)]
