@@ -152,7 +152,7 @@ impl Connection {
         let incoming = segment.incoming();
         loop {
             let switched = self.lock_sending(fd).is_ok_and(|_guard| self.send_switched(segment));
-            link.scan(incoming);
+            link.inbox().scan(incoming);
             if switched && has_switched(incoming) {
                 return true;
             }

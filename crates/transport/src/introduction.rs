@@ -394,7 +394,7 @@ impl Connection {
             // From here on nothing reaches this side. Whether the server has left TCP before that can be seen.
             link.fail();
             let incoming = segment.incoming();
-            link.scan(incoming);
+            link.inbox().scan(incoming);
             if !has_switched(incoming) {
                 return Err(Reason::NoRoute);
             }

@@ -482,7 +482,7 @@ impl Segment {
     pub fn incoming(&self) -> &Control {
         let control = self.direction(1 - self.role as usize).0;
         if let Some(link) = self.link() {
-            link.scan(control);
+            link.inbox().scan(control);
         }
         control
     }

@@ -23,7 +23,7 @@ use crate::ring::{HOT_CLASS, Lie, class_size};
 use crate::segment::{Greeting, Outlet, Segment};
 use crate::settings::settings;
 use crate::socket::Socket;
-use crate::verbs::link::{Failed, Link};
+use crate::verbs::link::Failed;
 use crate::waiting::{self, add};
 use crate::{process, tcp};
 
@@ -165,7 +165,7 @@ impl Connection {
         if !incoming.is_empty() {
             return Err(Errno::AGAIN);
         }
-        if segment.link().is_some_and(Link::peer_lied) {
+        if segment.link().is_some_and(|link| link.inbox().peer_lied()) {
             return Err(self.broken(Lie));
         }
         if let Some(errno) = self.error_of_reads(segment) {

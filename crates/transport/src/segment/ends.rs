@@ -104,7 +104,7 @@ impl Inlet<'_> {
             // SAFETY: the caller's promise.
             None => unsafe { self.ring().peek(skip, target, length) },
             // SAFETY: the caller's promise.
-            Some(link) => unsafe { link.peek(self.control, skip, target, length) },
+            Some(link) => unsafe { link.inbox().peek(self.control, skip, target, length) },
         }
     }
 

@@ -17,7 +17,7 @@ use crate::ring::Lie;
 
 /// The receiving half of a link.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(crate) struct Inbox {
     place: Place,
     pub(super) room: Room,
     scan: Scan,
@@ -59,7 +59,7 @@ impl Inbox {
     }
 
     /// Looks for messages that have arrived, and tells `control` of them. By any thread, without a lock.
-    pub(super) fn scan(&self, control: &Control) {
+    pub(crate) fn scan(&self, control: &Control) {
         if self.is_frozen() {
             return;
         }
@@ -78,7 +78,7 @@ impl Inbox {
     }
 
     /// Whether the peer wrote something impossible.
-    pub(super) fn peer_lied(&self) -> bool {
+    pub(crate) fn peer_lied(&self) -> bool {
         self.lied.load(Ordering::Relaxed)
     }
 
@@ -86,7 +86,7 @@ impl Inbox {
     ///
     /// # Safety
     /// `target` is writable for `length` bytes.
-    pub(super) unsafe fn peek(
+    pub(crate) unsafe fn peek(
         &self,
         control: &Control,
         skip: u64,
@@ -174,7 +174,7 @@ impl Inbox {
 
 /// A message that has arrived.
 #[derive(Clone, Copy)]
-pub(super) struct Arrival {
+pub(crate) struct Arrival {
     message: Message,
     /// That of a control message.
     payload: u64,

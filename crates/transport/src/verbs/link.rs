@@ -240,34 +240,14 @@ impl Link {
         }
     }
 
-    // ---- receiving: see [`Inbox`]
+    // ---- receiving
 
-    /// See [`Inbox::scan`].
-    pub(crate) fn scan(&self, control: &Control) {
-        self.inbox.scan(control);
+    /// The half that receives.
+    pub(crate) fn inbox(&self) -> &Inbox {
+        &self.inbox
     }
 
-    /// See [`Inbox::peer_lied`].
-    pub(crate) fn peer_lied(&self) -> bool {
-        self.inbox.peer_lied()
-    }
-
-    /// See [`Inbox::peek`].
-    ///
-    /// # Safety
-    /// `target` is writable for `length` bytes.
-    pub(crate) unsafe fn peek(
-        &self,
-        control: &Control,
-        skip: u64,
-        target: *mut u8,
-        length: usize,
-    ) -> Result<usize, Lie> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inbox.peek(control, skip, target, length) }
-    }
-
-    /// Drops `count` bytes that [`Self::peek`] has seen, and tells whether to wake a sender.
+    /// Drops `count` bytes that [`Inbox::peek`] has seen, and tells whether to wake a sender.
     pub(crate) fn consume(&self, control: &Control, count: usize) -> Result<Popped, Lie> {
         let position = self.inbox.drop_bytes(control, count as u64)?;
         fence(Ordering::SeqCst);
@@ -472,8 +452,8 @@ impl Link {
         let mut looks = 0u32;
         let mut limit = None;
         loop {
-            self.scan(incoming);
-            if self.peer_lied() || self.is_frozen() {
+            self.inbox.scan(incoming);
+            if self.inbox.peer_lied() || self.is_frozen() {
                 return Err(Errno::CONNRESET);
             }
             let consumed = self.figures().consumed.load(Ordering::Acquire);
