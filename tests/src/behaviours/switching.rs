@@ -27,7 +27,12 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("requests_and_responses", answers, asks, Tally::Upgraded(RUNS)),
     Behaviour::whole("while_waiting_for_all", waits_for_all, sends_in_pieces, Tally::Upgraded(RUNS)),
     Behaviour::whole("with_much_unread", leaves_much_unread, fills_before_it_asks, Tally::Upgraded(RUNS)),
-    Behaviour::whole("the_end_behind_unread_bytes", awaits_the_end, sends_and_ends, Tally::Upgraded(RUNS)),
+    // The server answers only when the client has shut down.
+    Behaviour::whole("the_end_behind_unread_bytes", awaits_the_end, sends_and_ends, Tally::Upgraded(RUNS))
+        .over_verbs(
+            Tally::Mixed(0, &[("no-answer", RUNS)]),
+            Tally::Mixed(0, &[("shutdown-before-upgrade", RUNS)]),
+        ),
     Behaviour::whole("peeking_all_along", peeks_along, asks, Tally::Upgraded(RUNS)),
 ];
 
