@@ -17,7 +17,9 @@ static FILE: OnceLock<OwnedFd> = OnceLock::new();
 pub(crate) fn start(level: Level, path: Option<&str>) {
     use rustix::fs::{Mode, OFlags};
     if let Some(path) = path {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
+        // A pipe that nobody reads, or not fast enough, must not hold the program up.
+        let never_waits = OFlags::NONBLOCK | OFlags::NOCTTY;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | never_waits;
         let Ok(file) = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)) else { return };
         let Ok(file) = crate::table::place(file) else { return };
         let _ = FILE.set(file);

@@ -1,7 +1,9 @@
 //! The settings as the environment asks for them. A wrong value is complained about, and the default is used.
 
 use std::env::var;
-use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::{fmt, io};
 
 use crate::peers::Rule;
 use crate::settings::{Order, Settings, class_within};
@@ -30,6 +32,9 @@ pub struct Log {
     /// The file; none: standard error.
     pub path: Option<String>,
 }
+
+/// Bytes of a key or a list of peers, at most.
+const LARGEST_FILE: u64 = 1 << 20;
 
 /// A value that can't be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,7 +166,8 @@ fn peers(complaints: &mut Complaints) -> Vec<Rule> {
     complaints.read("THALLUS_PEERS", wanted, Rule::parse_list, |list| rules = list);
     let name = "THALLUS_PEERS_FILE";
     if let Some(path) = value(name) {
-        let read = std::fs::read_to_string(&path).map(|text| {
+        let read = read_file(&path).map(|text| {
+            let text = String::from_utf8_lossy(&text);
             let lines: Vec<_> = text.lines().map(|line| line.split('#').next().unwrap_or_default()).collect();
             Rule::parse_list(&lines.join("\n"))
         });
@@ -178,13 +184,28 @@ fn peers(complaints: &mut Complaints) -> Vec<Rule> {
 fn key(peers: &mut Vec<Rule>, complaints: &mut Complaints) -> Option<Vec<u8>> {
     let name = "THALLUS_KEY_FILE";
     let path = value(name)?;
-    match std::fs::read(&path) {
+    match read_file(&path) {
         Ok(key) if !key.trim_ascii().is_empty() => return Some(key.trim_ascii().to_vec()),
         Ok(_) => complaints.add(name, &path, "it is empty; staying on TCP with other hosts"),
         Err(error) => complaints.add(name, &path, format!("{error}; staying on TCP with other hosts")),
     }
     peers.clear();
     None
+}
+
+/// A regular file of no more than [`LARGEST_FILE`] bytes: reading anything else could last for ever.
+fn read_file(path: &str) -> io::Result<Vec<u8>> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut content = Vec::new();
+    file.take(LARGEST_FILE + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > LARGEST_FILE {
+        return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+    }
+    Ok(content)
 }
 
 fn order(text: &str) -> Option<Order> {
@@ -224,4 +245,28 @@ fn ports(text: &str) -> Option<Vec<(u16, u16)>> {
             (range.0 <= range.1).then_some(range)
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_would_be_read_for_ever_are_refused() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let folder = std::env::temp_dir().join(format!("thallus-environment-{}", crate::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let path = |name| folder.join(name).into_os_string().into_string().unwrap();
+        mknodat(CWD, path("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        std::fs::write(path("large"), vec![b'k'; LARGEST_FILE as usize + 1]).unwrap();
+        std::fs::write(path("key"), b"secret").unwrap();
+        let read = ["pipe", "large", "key"].map(|name| read_file(&path(name)).map_err(|error| error.kind()));
+        let device = read_file("/dev/zero").map_err(|error| error.kind());
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(
+            read,
+            [Err(io::ErrorKind::Other), Err(io::ErrorKind::FileTooLarge), Ok(b"secret".to_vec())]
+        );
+        assert_eq!(device, Err(io::ErrorKind::Other));
+    }
 }
