@@ -3,4 +3,5 @@
 mod faults {
     mod killed;
     mod leftovers;
+    mod log;
 }
