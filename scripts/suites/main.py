@@ -13,8 +13,10 @@ from .libuv import LibUv
 from .postgres import Postgres
 from .redis import Redis
 from .suite import compare
+from .tokio import Tokio
+from .tornado import Tornado
 
-SUITES = {suite.name: suite for suite in (CPython(), LibUv(), Redis(), Postgres())}
+SUITES = {suite.name: suite for suite in (CPython(), LibUv(), Redis(), Postgres(), Tornado(), Tokio())}
 
 
 def parse():
