@@ -14,9 +14,9 @@ from .postgres import Postgres
 from .redis import Redis
 from .suite import compare
 from .tokio import Tokio
-from .tornado import Tornado
+from .pypi import Gevent, Tornado
 
-SUITES = {suite.name: suite for suite in (CPython(), LibUv(), Redis(), Postgres(), Tornado(), Tokio())}
+SUITES = {suite.name: suite for suite in (CPython(), LibUv(), Redis(), Postgres(), Tornado(), Gevent(), Tokio())}
 
 
 def parse():
