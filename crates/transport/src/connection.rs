@@ -358,7 +358,12 @@ impl Connection {
         let read = tcp::bytes_read(fd).map_err(|_| Failure::Stay(Reason::KernelTooOld))?;
         let seen = sent == self.block.tcp_sent.load(Ordering::Relaxed)
             && read == self.block.tcp_received.load(Ordering::Relaxed);
-        if seen { Ok(()) } else { Err(Failure::Stay(Reason::UnseenBytes)) }
+        match seen {
+            true => Ok(()),
+            // Reset meanwhile: nothing is left to move.
+            false if tcp::is_closed(fd) => Err(Failure::NotYet),
+            false => Err(Failure::Stay(Reason::UnseenBytes)),
+        }
     }
 
     /// Keeps the connection on TCP because of what the application is about to do. False if it has left TCP

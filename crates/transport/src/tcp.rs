@@ -128,6 +128,13 @@ pub fn unread(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     rustix::io::ioctl_fionread(fd)
 }
 
+/// Whether the connection is no more. Its kernel then no longer says whether the peer's FIN is among the bytes received:
+/// the last acknowledgement, or a reset, may have ended it.
+pub fn is_closed(fd: BorrowedFd<'_>) -> bool {
+    const CLOSE: u8 = 7;
+    state(fd.as_raw_fd()) == Some(CLOSE)
+}
+
 /// Application bytes that have been read from the socket so far. The caller makes sure that nobody reads
 /// meanwhile; arrivals are allowed for.
 pub fn bytes_read(fd: BorrowedFd<'_>) -> Result<u64, Errno> {

@@ -20,6 +20,8 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("the_same_addresses_again", echoes_three, connects_from_one_port, Tally::Upgraded(3)),
     Behaviour::whole("bytes_before_accept", accepts_late, writes_at_once, Tally::Upgraded(1)),
     Behaviour::whole("gone_before_accept", accepts_the_dead, writes_and_closes, Tally::Stayed(1)),
+    Behaviour::whole("reset_while_it_is_young", writes_to_the_dead, writes_and_closes, Tally::Stayed(1))
+        .tally(Tally::Mixed(0, &[("peer-without-thallus", 1)]), Tally::Stayed(1)),
     Behaviour::whole("server_speaks_first", speaks_first, listens_first, Tally::Upgraded(1)).over_verbs(
         Tally::Mixed(0, &[("peer-without-thallus", 1)]),
         Tally::Mixed(0, &[("peer-spoke-first", 1)]),
@@ -273,6 +275,18 @@ fn accepts_the_dead(side: &Side) {
     let fd = side.accept(listener);
     assert_eq!(calls::recv(fd, 10, 0), Ok(b"early".to_vec()));
     assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+}
+
+/// Makes more calls than an attempt to leave TCP needs, on a connection that its first write has reset.
+fn writes_to_the_dead(side: &Side) {
+    let listener = side.listen();
+    side.sync("closed");
+    let fd = side.accept(listener);
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"early".to_vec()));
+    assert_eq!(calls::send(fd, b"late", libc::MSG_NOSIGNAL), Ok(4));
+    for _ in 0..12 {
+        assert_eq!(calls::send(fd, b"late", libc::MSG_NOSIGNAL), Err(Errno::EPIPE));
+    }
 }
 
 fn writes_and_closes(side: &Side) {
