@@ -46,6 +46,13 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("few_events_at_a_time", few_at_a_time, sends_on_five, Tally::Upgraded(5)),
     Behaviour::whole("nothing_starves", nothing_starves, sends_on_five, Tally::Upgraded(5)),
     Behaviour::connected("one_of_two_waiters", one_of_two_waiters, sends_on_demand),
+    Behaviour::whole(
+        "in_the_order_of_arrival",
+        reports_in_order,
+        sends_on_five_from_the_last,
+        Tally::Upgraded(5),
+    )
+    .limitation("**Order between connections**"),
 ];
 
 /// How a server registers its connections.
@@ -376,19 +383,40 @@ fn five_connections(side: &Side) -> (Fd, Vec<Fd>) {
 }
 
 fn sends_on_five(side: &Side) {
+    sends_in_turn(side, |fds| fds);
+}
+
+fn sends_on_five_from_the_last(side: &Side) {
+    sends_in_turn(side, |fds| fds.into_iter().rev().collect());
+}
+
+/// Sends on five connections, in the order that `order` gives to those who were made one after the other.
+fn sends_in_turn(side: &Side, order: impl Fn(Vec<Fd>) -> Vec<Fd>) {
     let destination = side.destination();
-    let fds: Vec<Fd> = (0..5)
-        .map(|_| {
-            let fd = side.connect_to(destination);
-            side.warm_up(fd);
-            fd
-        })
-        .collect();
+    let fds = (0..5).map(|_| {
+        let fd = side.connect_to(destination);
+        side.warm_up(fd);
+        fd
+    });
+    let fds = order(fds.collect());
     side.sync("send now");
-    for &fd in &fds {
+    for fd in fds {
         assert_eq!(calls::send(fd, b"data", 0), Ok(4));
     }
     side.sync("sent");
+    side.sync("done");
+}
+
+/// Connections that have become ready meanwhile are reported in the order in which their bytes came.
+fn reports_in_order(side: &Side) {
+    let (epfd, _) = five_connections(side);
+    // The kernel would report those first that have been ready before.
+    assert_eq!(quietly(|| calls::epoll_wait(epfd, 5, 0)).expect("epoll_wait"), []);
+    side.sync("send now");
+    side.sync("sent");
+    let next = |_| quietly(|| calls::epoll_wait(epfd, 1, -1)).expect("epoll_wait")[0].data;
+    let order: Vec<u64> = (0..5).map(next).collect();
+    assert_eq!(order, [4, 3, 2, 1, 0]);
     side.sync("done");
 }
 
