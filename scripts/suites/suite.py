@@ -20,6 +20,11 @@ class Suite:
     name = ""
     at_a_time = 1
     """Parts that may run beside each other."""
+    known = {}
+    """Differences that have been looked into: why they are there, by regular expressions for `part: test`."""
+
+    def explains(self, test):
+        return next((words for pattern, words in self.known.items() if re.fullmatch(pattern, test)), None)
 
     def prepare(self, cache):
         """Fetches and builds what is missing in the folder `cache`."""
@@ -45,6 +50,8 @@ class Compared:
     suite: Suite
     tests: int = 0
     differences: dict = field(default_factory=dict)
+    explained: dict = field(default_factory=dict)
+    """Differences that are known."""
     unsteady: dict = field(default_factory=dict)
     """Tests whose outcome under the library is one that they also had natively."""
     counts: object = None
@@ -75,9 +82,12 @@ def compare(suite, parts, release, folder):
             continue
         seen = natively_again(suite, part, differing, native, folder)
         for test in sorted(differing):
-            had = library.get(test)
-            where = compared.unsteady if had in seen[test] else compared.differences
-            where[f"{part}: {test}"] = (native.get(test), had)
+            had, name = library.get(test), f"{part}: {test}"
+            if had in seen[test]:
+                where = compared.unsteady
+            else:
+                where = compared.explained if suite.explains(name) else compared.differences
+            where[name] = (native.get(test), had)
     compared.counts = preloaded.counts()
     return compared
 
