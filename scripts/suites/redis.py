@@ -1,6 +1,7 @@
 """Redis' own tests in Tcl, from Debian's source package, of Debian's redis-server."""
 
 import re
+import shutil
 from pathlib import Path
 
 from apps.transports import Failed
@@ -57,9 +58,14 @@ class Redis(Suite):
 
     def run(self, part, way, folder, only=None):
         log = folder / "log"
+        # Another run would remove this one's files from the folder of the tests.
+        place = folder / "source"
+        shutil.copytree(self.source.folder / "tests", place / "tests", ignore=shutil.ignore_patterns("tmp"))
+        (place / "tests/tmp").mkdir()
+        (place / "src").symlink_to(self.source.folder / "src")
         command = ["tclsh", "tests/test_helper.tcl", "--clients", "1", "--durable", "--single", part]
         # Their names may be used several times, so all of a unit runs.
-        status = run(way, command, log, SILENCE, {"TERM": "dumb"}, self.source.folder)
+        status = run(way, command, log, SILENCE, {"TERM": "dumb"}, place)
         outcomes = {}
         for result, name in RESULT.findall(COLOUR.sub("", log.read_text(errors="replace"))):
             name = RANDOM.sub("…", TOOK.sub("", name))
