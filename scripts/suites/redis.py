@@ -1,7 +1,9 @@
 """Redis' own tests in Tcl, from Debian's source package, of Debian's redis-server."""
 
+import random
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 from apps.transports import Failed
@@ -58,14 +60,18 @@ class Redis(Suite):
 
     def run(self, part, way, folder, only=None):
         log = folder / "log"
-        # Another run would remove this one's files from the folder of the tests.
-        place = folder / "source"
-        shutil.copytree(self.source.folder / "tests", place / "tests", ignore=shutil.ignore_patterns("tmp"))
-        (place / "tests/tmp").mkdir()
-        (place / "src").symlink_to(self.source.folder / "src")
         command = ["tclsh", "tests/test_helper.tcl", "--clients", "1", "--durable", "--single", part]
-        # Their names may be used several times, so all of a unit runs.
-        status = run(way, command, log, SILENCE, {"TERM": "dumb"}, place)
+        # It takes up to 8,000 ports from here on, below those that the kernel hands to clients.
+        command += ["--baseport", random.randrange(12000, 22000)]
+        # In a folder of its own, from which no other run removes anything, and whose name is short enough for those of
+        # Unix sockets.
+        with tempfile.TemporaryDirectory(prefix="redis.") as place:
+            tests = Path(place) / "tests"
+            shutil.copytree(self.source.folder / "tests", tests, ignore=shutil.ignore_patterns("tmp"))
+            (tests / "tmp").mkdir()
+            (tests.parent / "src").symlink_to(self.source.folder / "src")
+            # Their names may be used several times, so all of a unit runs.
+            status = run(way, command, log, SILENCE, {"TERM": "dumb"}, place)
         outcomes = {}
         for result, name in RESULT.findall(COLOUR.sub("", log.read_text(errors="replace"))):
             name = RANDOM.sub("…", TOOK.sub("", name))
