@@ -41,7 +41,8 @@ class Suite:
         return [part for part in (short if quick else every) if re.search(only, part)]
 
     def run(self, part, way, folder, only=None):
-        """Outcomes by test id, of those in `only` or of all; in parentheses, what is no test. Logs and results go to `folder`."""
+        """Outcomes by test id, of those in `only` or of all; in parentheses, what is no test. Logs and results go to
+        `folder`."""
         raise NotImplementedError
 
 

@@ -1,5 +1,8 @@
-"""Runs unittest modules in a process of their own: `unittests.py RESULTS MODULE... [-- TEST...]`. Each outcome is a line
-`test TAB outcome` of the file RESULTS as soon as it is known; a test that did not end has `started` alone. The loggers that QUIET_LOGGERS names say nothing."""
+"""Runs unittest modules in a process of their own: `unittests.py RESULTS MODULE... [-- TEST...]`.
+
+Each outcome is a line `test TAB outcome` of the file RESULTS as soon as it is known; a test that did not end has
+`started` alone. The loggers that QUIET_LOGGERS names say nothing.
+"""
 
 import logging
 import os
