@@ -1,4 +1,4 @@
-"""CPython's own tests of what uses sockets, as Debian packages them (libpython3.11-testsuite)."""
+"""CPython's own tests of what uses sockets, as the system packages them (libpython3.…-testsuite)."""
 
 import re
 from xml.etree import ElementTree
@@ -8,7 +8,7 @@ from apps.transports import Failed, call
 from .suite import Suite
 from .ways import run
 
-PYTHON = "/usr/bin/python3.11"
+PYTHON = "/usr/bin/python3"
 
 MODULES = [
     "test_socket",
