@@ -616,3 +616,43 @@ fn remaining(deadline: Option<Instant>) -> Result<Option<Timespec>, Errno> {
     }
     Ok(Some(Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) }))
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_follows_what_waits_are_like() {
+        let longest = settings().spin_ns;
+        let long =
+            || Instant::now().checked_sub(Duration::from_secs(1)).expect("the machine runs for a second");
+        let patience = Patience::new();
+        let mut budgets = vec![];
+        while patience.allowance_ns() > 0 {
+            budgets.push(patience.budget_ns.load(Ordering::Relaxed));
+            patience.learn(Spin::Vain(long()));
+        }
+        assert_eq!(budgets, [longest, longest / 2, longest / 4, longest / 8, longest / 16]);
+        patience.learn(Spin::Declined(long()));
+        assert_eq!(patience.budget_ns.load(Ordering::Relaxed), 0);
+        // A spin would have ended this one.
+        patience.learn(Spin::Vain(Instant::now()));
+        assert_eq!(patience.allowance_ns(), longest);
+        // Nobody tried.
+        patience.learn(Spin::Declined(long()));
+        assert_eq!(patience.allowance_ns(), longest);
+    }
+
+    #[test]
+    fn a_waiter_that_does_not_spin_tries_it_ever_less_often() {
+        let patience = Patience::new();
+        patience.budget_ns.store(0, Ordering::Relaxed);
+        let mut gaps = vec![];
+        while gaps.len() < 9 {
+            let waits = (1..).find(|_| patience.allowance_ns() > 0);
+            gaps.push(waits.expect("a trial comes"));
+        }
+        assert_eq!(gaps, [32, 64, 128, 256, 512, 1024, 2048, 4096, 4096]);
+    }
+}
