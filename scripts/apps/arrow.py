@@ -38,7 +38,7 @@ WAYS = [
 def parse():
     parser = script.parser("demo-arrow", __doc__)
     parser.add_argument("--tpchgen", type=Path, required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--scale", type=float, default=0.1, help="scale factor of TPC-H (default 0.1)")
+    parser.add_argument("--scale", type=float, default=1, help="scale factor of TPC-H (default 1)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default 5)")
     return parser.parse_args()
 
