@@ -1,5 +1,7 @@
 //! The ways of a result to this program.
 
+use std::io;
+
 use anyhow::{Context, Result};
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
@@ -74,8 +76,7 @@ impl<'a> Connection<'a> {
         };
         let opened = match transport {
             Transport::Auto => match scan(Form::Frames, Loans::Borrow) {
-                // It speaks, but not this.
-                Err(error) if error.is::<ScanError>() => {
+                Err(error) if speaks_something_else(&error) => {
                     let connection = flight().map_err(|_| error);
                     return Ok((connection.with_context(|| unusable(address))?, Transport::Flight));
                 }
@@ -107,6 +108,13 @@ impl<'a> Connection<'a> {
             }
         }
     }
+}
+
+/// Whether a peer to which there was a connection answered with other bytes, or, as HTTP/2 servers may, by closing it.
+fn speaks_something_else(error: &anyhow::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    let kind = error.downcast_ref().map(io::Error::kind);
+    error.is::<ScanError>() || matches!(kind, Some(BrokenPipe | ConnectionReset | UnexpectedEof))
 }
 
 fn unusable(address: &str) -> String {

@@ -5,7 +5,11 @@
 mod support;
 
 use std::fs::File;
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
@@ -103,8 +107,34 @@ fn flight_compresses_if_it_is_asked_to() {
 fn auto_is_flight_where_the_server_speaks_nothing_else() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
-    let options = ["--connect", &server.flight, "--sql", "SELECT 1", "--summary"];
-    assert_eq!(Outcome::of(client_program().args(options)).summary()["transport"], "flight");
+    let transport = |address: &str| {
+        let options = ["--connect", address, "--sql", "SELECT 1", "--summary"];
+        Outcome::of(client_program().args(options)).summary()["transport"].clone()
+    };
+    assert_eq!(transport(&server.flight), "flight");
+
+    // A server may close what it doesn't understand before it has read all of it, and so reset it, or afterwards.
+    for read in [1, usize::MAX] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let flight = server.flight.clone();
+        let front = thread::spawn(move || {
+            let first = listener.accept().unwrap().0;
+            first.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            let mut bytes = vec![];
+            let _ = (&first).take(read as u64).read_to_end(&mut bytes);
+            assert!(!bytes.is_empty());
+            drop(first);
+            let (near, far) = (listener.accept().unwrap().0, TcpStream::connect(flight).unwrap());
+            let back = (far.try_clone().unwrap(), near.try_clone().unwrap());
+            let back = thread::spawn(move || io::copy(&mut &back.0, &mut &back.1));
+            io::copy(&mut &near, &mut &far).unwrap();
+            far.shutdown(Shutdown::Write).unwrap();
+            back.join().unwrap().unwrap();
+        });
+        assert_eq!(transport(&address), "flight");
+        front.join().unwrap();
+    }
 }
 
 #[test]
