@@ -161,7 +161,7 @@ pub struct Segment {
     link: OnceLock<Link>,
     /// See [`Producer`](crate::ring::Producer); of the outgoing direction.
     tail_seen: crate::sync::AtomicU64,
-    /// See [`Inlet::expect`]; of the incoming direction.
+    /// A position of the incoming direction, and the offset in memory of its byte: see [`Self::expect`].
     next: [crate::sync::AtomicU64; 2],
 }
 
@@ -497,8 +497,24 @@ impl Segment {
     /// The receiving end. The caller holds the receive lock.
     pub(crate) fn inlet(&self) -> Inlet<'_> {
         let control = self.incoming();
-        let memory = self.direction(1 - self.role as usize).1;
-        Inlet { control, memory, next: &self.next, link: self.link() }
+        Inlet { control, memory: self.direction(1 - self.role as usize).1, link: self.link() }
+    }
+
+    /// Asks for the memory of the next byte to be near this processor, for a reader that looks for it. Threads that meet here
+    /// may ask for another.
+    pub(crate) fn expect(&self) {
+        if self.link().is_some() {
+            return;
+        }
+        let (control, memory) = self.direction(1 - self.role as usize);
+        let ([at, offset], tail) = (&self.next, control.tail());
+        if at.load(Ordering::Relaxed) != tail
+            && let Ok(found) = Consumer::new(control, &memory).offset(tail)
+        {
+            offset.store(found, Ordering::Relaxed);
+            at.store(tail, Ordering::Relaxed);
+        }
+        memory.expect(offset.load(Ordering::Relaxed));
     }
 
     /// Whether either side has asked to go back to TCP.

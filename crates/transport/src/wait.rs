@@ -116,8 +116,8 @@ const OFTEN: u32 = 16;
 
 /// Looks between two yields, some microseconds in all.
 const LOOKS: u32 = 48;
-/// Looks before the first yield, at least and at most: what is already on its way arrives meanwhile.
-const FIRST_LOOKS: [u32; 2] = [24, 192];
+/// Looks before the first yield: what is already on its way arrives meanwhile.
+const FIRST_LOOKS: u32 = 24;
 /// A yield that took longer gave the processor to somebody else.
 const LONG_YIELD: Duration = Duration::from_nanos(1500);
 /// Long yields in a row that brought nothing, after which a sleep and a bell would have cost less.
@@ -145,13 +145,7 @@ pub enum Spin {
 /// never yield it loses milliseconds each time. So there is an account: a yield that others answered soon is worth
 /// [`GAIN_NS`], one that took longer than [`ROBBED`] costs its time. Whoever is in debt sleeps at once for some waits, and
 /// for twice as many the next time.
-///
-/// A yield takes time even if nobody is there: about as long as a peer's answer. If both yield before they find
-/// the other's message, each is late because the other was, and so on for ever. So whoever yields in vain looks for
-/// longer the next time, until a yield lets somebody run.
 struct Crowd {
-    /// Looks before the first yield.
-    looks: AtomicU32,
     /// The account, in nanoseconds.
     balance: AtomicI64,
     /// Waits that are still to sleep at once.
@@ -160,12 +154,8 @@ struct Crowd {
     lesson: AtomicU32,
 }
 
-static CROWD: Crowd = Crowd {
-    looks: AtomicU32::new(FIRST_LOOKS[0]),
-    balance: AtomicI64::new(0),
-    retreat: AtomicU32::new(0),
-    lesson: AtomicU32::new(LESSONS[0]),
-};
+static CROWD: Crowd =
+    Crowd { balance: AtomicI64::new(0), retreat: AtomicU32::new(0), lesson: AtomicU32::new(LESSONS[0]) };
 
 /// Waits of the first retreat, and of the longest.
 const LESSONS: [u32; 2] = [64, 4096];
@@ -184,21 +174,6 @@ impl Crowd {
             self.retreat.store(retreat - 1, Ordering::Relaxed);
         }
         retreat == 0
-    }
-
-    /// A yield found nobody else here.
-    fn alone(&self) {
-        let looks = self.looks.load(Ordering::Relaxed);
-        if looks < FIRST_LOOKS[1] {
-            self.looks.store(looks + FIRST_LOOKS[0] / 2, Ordering::Relaxed);
-        }
-    }
-
-    /// A yield found others.
-    fn in_company(&self) {
-        if self.looks.load(Ordering::Relaxed) != FIRST_LOOKS[0] {
-            self.looks.store(FIRST_LOOKS[0], Ordering::Relaxed);
-        }
     }
 
     /// A yield let others run for `took`, and what was waited for has come. Threads that meet here may lose an entry.
@@ -246,7 +221,7 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
             found
         })
     }
-    if look(CROWD.looks.load(Ordering::Relaxed), &mut done) {
+    if look(FIRST_LOOKS, &mut done) {
         return Spin::Done;
     }
     let start = Instant::now();
@@ -260,7 +235,6 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
         let after = Instant::now();
         let took = after.duration_since(before);
         if took < LONG_YIELD {
-            CROWD.alone();
             if look(LOOKS, &mut done) {
                 return Spin::Done;
             }
@@ -269,7 +243,6 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
             before = now;
             continue;
         }
-        CROWD.in_company();
         if done(true) {
             CROWD.gained(took);
             return Spin::Done;
@@ -428,7 +401,7 @@ impl Connection {
             return true;
         }
         // Both cache lines come at once, not the second after the first.
-        segment.inlet().expect();
+        segment.expect();
         if !incoming.has_more() {
             return false;
         }

@@ -9,7 +9,7 @@ use crate::control::Control;
 use crate::ring::{
     CLASSES, Consumer, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size, has_room,
 };
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::AtomicU64;
 use crate::verbs::link::{Failed, Link};
 
 /// The sending end of a direction, over whichever fabric.
@@ -65,29 +65,12 @@ impl Outlet<'_> {
 pub(crate) struct Inlet<'a> {
     pub(super) control: &'a Control,
     pub(super) memory: Windows,
-    /// A position, and the offset in memory of its byte. Threads may mix them: see [`Self::expect`].
-    pub(super) next: &'a [AtomicU64; 2],
     pub(super) link: Option<&'a Link>,
 }
 
 impl Inlet<'_> {
     pub(super) fn ring(&self) -> Consumer<'_, Windows> {
         Consumer::new(self.control, &self.memory)
-    }
-
-    /// Asks for the next byte's memory to be near this processor, whether or not it has been written. No more than a hint.
-    pub(crate) fn expect(&self) {
-        if self.link.is_some() {
-            return;
-        }
-        let ([at, offset], tail) = (self.next, self.control.tail());
-        if at.load(Ordering::Relaxed) != tail
-            && let Ok(found) = self.ring().offset(tail)
-        {
-            offset.store(found, Ordering::Relaxed);
-            at.store(tail, Ordering::Relaxed);
-        }
-        self.memory.expect(offset.load(Ordering::Relaxed));
     }
 
     /// See [`Consumer::available`].
@@ -149,7 +132,8 @@ unsafe impl Memory for Windows {
 }
 
 impl Windows {
-    fn expect(self, offset: u64) {
+    /// Asks for what lies at `offset` to be near this processor, whether or not it has been written. No more than a hint.
+    pub(super) fn expect(self, offset: u64) {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
