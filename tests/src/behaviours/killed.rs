@@ -37,6 +37,8 @@ pub(super) const ALL: &[Behaviour] = &[
         Tally::Upgraded(1),
     )
     .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::whole("reader_is_killed", killed_without_reading, writes_until_it_fails, Tally::Upgraded(1))
+        .tally(Tally::Unknown, Tally::Upgraded(1)),
 ];
 
 const HANDERS: u64 = 60;
@@ -385,5 +387,29 @@ fn reads_until_it_ends(side: &Side) {
     let total = receive_pattern_to_end(fd, &mut Pattern::new(32));
     assert_eq!(total as u64, side.told());
     say!("received {total}");
+    side.sync("done");
+}
+
+fn killed_without_reading(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    let child = fork(Leave::Exit, || {
+        side.answer_warm_up_with(fd, 16);
+        calls::kill_self();
+    });
+    quietly(|| calls::close(fd)).expect("close");
+    assert_eq!(child.wait(), End::Signal(libc::SIGKILL));
+    side.sync("killed");
+    side.sync("done");
+}
+
+/// A writer that never reads learns of it, long before the peer's buffer would be full.
+fn writes_until_it_fails(side: &Side) {
+    let fd = side.connect();
+    side.warm_up_with(fd, 16);
+    side.sync("killed");
+    let failed = quietly(|| (0..64).find_map(|_| calls::send(fd, b"12345678", libc::MSG_NOSIGNAL).err()));
+    let error = failed.expect("64 messages to nobody");
+    assert!([Errno(libc::EPIPE), Errno(libc::ECONNRESET)].contains(&error), "{error:?}");
     side.sync("done");
 }
