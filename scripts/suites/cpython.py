@@ -54,6 +54,9 @@ QUICK = [
     "test_asyncio.test_sock_lowlevel",
 ]
 
+SINCE = {"test_asyncio.test_ssl": (3, 11)}
+"""Modules that an older Python does not have."""
+
 LEFT_OUT = ["*VSOCK*"]
 """Waits for a host that answers, where there is a device without one."""
 
@@ -77,7 +80,8 @@ class CPython(Suite):
         return "CPython " + call([PYTHON, "-c", "import platform; print(platform.python_version())"]).strip()
 
     def parts(self):
-        return MODULES, QUICK
+        version = tuple(map(int, call([PYTHON, "-c", "import sys; print(*sys.version_info[:2])"]).split()))
+        return [[module for module in modules if version >= SINCE.get(module, version)] for modules in (MODULES, QUICK)]
 
     def run(self, part, way, folder, only=None):
         outcomes = {}

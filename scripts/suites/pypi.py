@@ -5,7 +5,7 @@ from pathlib import Path
 from apps.transports import Failed, call
 
 from .cpython import PYTHON
-from .suite import Suite
+from .suite import Suite, once
 from .ways import run
 
 SILENCE = 60
@@ -19,11 +19,15 @@ class Packaged(Suite):
     settings = {}
 
     def prepare(self, cache):
-        self.python = Path(cache) / self.name / self.version_number / "bin/python"
-        if not self.python.exists():
-            call([PYTHON, "-m", "venv", self.python.parent.parent])
+        folder = Path(cache) / self.name / self.version_number
+        self.python = folder / "bin/python"
+
+        def make():
+            call([PYTHON, "-m", "venv", folder])
             pip = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             call([*pip, f"{self.name}=={self.version_number}"])
+
+        once(folder, make)
 
     def version(self):
         return f"{self.title} {self.version_number}"

@@ -7,6 +7,8 @@ from pathlib import Path
 from apps.series import tell
 from apps.transports import Failed, call
 
+from .suite import once
+
 LISTS = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
 
 
@@ -15,14 +17,13 @@ class Source:
 
     def __init__(self, package, cache, build):
         cache = Path(cache) / package
-        done = cache / "built"
-        if not done.exists():
+
+        def make():
             tell(f"\n== build {package}")
-            shutil.rmtree(cache, ignore_errors=True)
-            cache.mkdir(parents=True)
             fetch(package, cache)
             build(unpacked(cache))
-            done.touch()
+
+        once(cache, make)
         self.folder = unpacked(cache)
         self.version = next(cache.glob("*.dsc")).name.removesuffix(".dsc").partition("_")[2]
 

@@ -1,6 +1,7 @@
 """What a suite has to offer, and the comparison of its two runs."""
 
 import re
+import shutil
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,6 +13,16 @@ from .ways import RUNS, Native, Preloaded
 
 AGAIN = 4
 """Native runs of a test that differed, to find those that differ from one native run to the next."""
+
+
+def once(folder, make):
+    """`make` fills the new folder, unless that has been done before. What is left of one that did not end is removed."""
+    done = folder / "built"
+    if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        make()
+        done.touch()
 
 
 class Suite:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from apps.transports import Failed, call
 
-from .suite import Suite
+from .suite import Suite, once
 from .ways import run
 
 VERSION = "1.54.1"
@@ -39,8 +39,7 @@ class Tokio(Suite):
 
     def prepare(self, cache):
         self.folder = Path(cache) / "tokio" / VERSION
-        if not self.folder.exists():
-            fetch(self.folder)
+        once(self.folder, lambda: fetch(self.folder))
         names = [word for test in TESTS for word in ("--test", test)]
         environment = {**os.environ, "CARGO_TARGET_DIR": str(self.folder / "target")}
         options = ["--features", "full", "--no-run", "--message-format", "json", "-j2", "--quiet"]
@@ -66,7 +65,6 @@ class Tokio(Suite):
 
 def fetch(folder):
     """The crate's source, out of cargo's own cache."""
-    folder.mkdir(parents=True)
     call(["cargo", "init", "--quiet", "--vcs", "none", "--name", "fetched", folder])
     call(["cargo", "add", "--quiet", f"tokio@={VERSION}"], folder=folder)
     told = json.loads(call(["cargo", "metadata", "--format-version", "1"], folder=folder))
