@@ -11,6 +11,7 @@ mod pin;
 mod program;
 mod run;
 mod status;
+mod top;
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
@@ -31,6 +32,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Status(status::Args),
+    Top(top::Args),
     Pin(pin::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
             return ExitCode::from(failure.exit_status());
         }
         Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Pin(args) => pin::run(&args),
         Command::Doctor(args) => match doctor::run(&args) {
             Ok(status) => return status,

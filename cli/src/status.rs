@@ -1,7 +1,7 @@
 //! `thallus status`: the live processes that use the library, and what their connections do.
 
 pub(crate) mod scan;
-mod table;
+pub(crate) mod table;
 
 use anyhow::Context;
 use rustix::time::{ClockId, clock_gettime};
@@ -33,11 +33,11 @@ pub(crate) struct Args {
 
 /// Everything that `thallus status` shows. The names of the fields are part of the interface.
 #[derive(Debug, Serialize)]
-struct Report {
+pub(crate) struct Report {
     /// Sorted by pid.
     processes: Vec<ProcessSummary>,
     /// Sorted by pid, then file descriptor.
-    connections: Vec<Connection>,
+    pub(crate) connections: Vec<Connection>,
     /// Processes that could not be looked at for lack of permission.
     hidden_processes: usize,
     /// Processes whose library is of a version that this command does not know.
@@ -52,31 +52,34 @@ struct ProcessSummary {
 }
 
 /// One end of a connection. Sizes in bytes.
-#[derive(Debug, Serialize)]
-struct Connection {
-    pid: u32,
-    command: String,
-    fd: u32,
-    role: &'static str,
-    local: Option<String>,
-    peer: Option<String>,
-    fabric: &'static str,
-    reason: Option<&'static str>,
-    bytes_sent: u64,
-    bytes_received: u64,
-    ring_bytes_sent: u64,
-    ring_bytes_received: u64,
-    tcp_bytes_sent: u64,
-    tcp_bytes_received: u64,
-    doorbells_sent: u64,
-    sleeps: u64,
-    spin_hits: u64,
-    age_seconds: f64,
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Connection {
+    pub(crate) pid: u32,
+    pub(crate) command: String,
+    pub(crate) fd: u32,
+    pub(crate) role: &'static str,
+    pub(crate) local: Option<String>,
+    pub(crate) peer: Option<String>,
+    pub(crate) fabric: &'static str,
+    pub(crate) reason: Option<&'static str>,
+    pub(crate) bytes_sent: u64,
+    pub(crate) bytes_received: u64,
+    pub(crate) ring_bytes_sent: u64,
+    pub(crate) ring_bytes_received: u64,
+    pub(crate) tcp_bytes_sent: u64,
+    pub(crate) tcp_bytes_received: u64,
+    pub(crate) doorbells_sent: u64,
+    pub(crate) sleeps: u64,
+    pub(crate) spin_hits: u64,
+    pub(crate) age_seconds: f64,
+    /// When it was opened; tells apart what had the same descriptor.
+    #[serde(skip)]
+    pub(crate) opened_ns: u64,
 }
 
 /// Prints the report. Fails if `/proc` can't be read or standard output can't be written.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let report = report(&scan::scan().context("can't read /proc")?);
+    let report = Report::now()?;
     let text = if args.json {
         let mut text = serde_json::to_string_pretty(&report)?;
         text.push('\n');
@@ -85,6 +88,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         table::render(&report)
     };
     crate::print(&text)
+}
+
+impl Report {
+    /// Looks at all processes. Fails if `/proc` can't be read.
+    pub(crate) fn now() -> anyhow::Result<Self> {
+        Ok(report(&scan::scan().context("can't read /proc")?))
+    }
 }
 
 fn report(scan: &scan::Scan) -> Report {
@@ -154,6 +164,7 @@ impl Connection {
             sleeps: block.sleeps.load(ORDERING),
             spin_hits: block.spin_hits.load(ORDERING),
             age_seconds: now_ns.saturating_sub(block.opened_ns()) as f64 / 1e9,
+            opened_ns: block.opened_ns(),
         }
     }
 }

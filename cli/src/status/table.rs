@@ -4,25 +4,37 @@ use std::fmt::Write;
 
 use super::{Connection, Report};
 
-const TITLES: [&str; 11] =
-    ["PID", "COMMAND", "FD", "LOCAL", "PEER", "FABRIC", "SENT", "RECEIVED", "BELLS", "SLEEPS", "AGE"];
+/// Title of a column, and whether it holds numbers, which stand at its right edge.
+pub(crate) type Column = (&'static str, bool);
 
-/// Whether a column holds numbers, which stand at its right edge.
-const NUMBERS: [bool; 11] = [true, false, true, false, false, false, true, true, true, true, true];
+const COLUMNS: [Column; 11] = [
+    ("PID", true),
+    ("COMMAND", false),
+    ("FD", true),
+    ("LOCAL", false),
+    ("PEER", false),
+    ("FABRIC", false),
+    ("SENT", true),
+    ("RECEIVED", true),
+    ("BELLS", true),
+    ("SLEEPS", true),
+    ("AGE", true),
+];
 
 /// The whole report: a table, a summary line, and what could not be seen.
 pub(crate) fn render(report: &Report) -> String {
     let mut text = String::new();
     if !report.connections.is_empty() {
         let rows: Vec<_> = report.connections.iter().map(row).collect();
-        write_table(&mut text, &rows);
+        write_table(&mut text, &COLUMNS, &rows);
         text.push('\n');
     }
     write_summary(&mut text, report);
     text
 }
 
-fn row(connection: &Connection) -> [String; 11] {
+/// The first columns of an end's line, here and elsewhere: pid, command, descriptor, addresses, fabric and reason.
+pub(crate) fn identity(connection: &Connection) -> [String; 6] {
     let address = |address: &Option<String>| address.clone().unwrap_or_else(|| "?".to_owned());
     [
         connection.pid.to_string(),
@@ -34,25 +46,27 @@ fn row(connection: &Connection) -> [String; 11] {
             Some(reason) => format!("{}: {reason}", connection.fabric),
             None => connection.fabric.to_owned(),
         },
-        size(connection.bytes_sent),
-        size(connection.bytes_received),
-        connection.doorbells_sent.to_string(),
-        connection.sleeps.to_string(),
-        age(connection.age_seconds),
     ]
 }
 
-fn write_table(text: &mut String, rows: &[[String; 11]]) {
-    let titles = TITLES.map(str::to_owned);
+fn row(connection: &Connection) -> [String; 11] {
+    let [pid, command, fd, local, peer, fabric] = identity(connection);
+    let [sent, received] = [connection.bytes_sent, connection.bytes_received].map(size);
+    let [bells, sleeps] = [connection.doorbells_sent, connection.sleeps].map(|count| count.to_string());
+    [pid, command, fd, local, peer, fabric, sent, received, bells, sleeps, age(connection.age_seconds)]
+}
+
+pub(crate) fn write_table<const N: usize>(text: &mut String, columns: &[Column; N], rows: &[[String; N]]) {
+    let titles = columns.map(|(title, _)| title.to_owned());
     let lines = || std::iter::once(&titles).chain(rows);
-    let widths: [usize; 11] =
+    let widths: [usize; N] =
         std::array::from_fn(|column| lines().map(|line| line[column].chars().count()).max().unwrap_or(0));
     for line in lines() {
         let mut cells = String::new();
         for (column, cell) in line.iter().enumerate() {
             let padding = " ".repeat(widths[column] - cell.chars().count());
             let separator = if column == 0 { "" } else { "  " };
-            let (left, right) = if NUMBERS[column] { (&padding[..], "") } else { ("", &padding[..]) };
+            let (left, right) = if columns[column].1 { (&padding[..], "") } else { ("", &padding[..]) };
             cells.extend([separator, left, cell, right]);
         }
         text.push_str(cells.trim_end());
@@ -60,7 +74,7 @@ fn write_table(text: &mut String, rows: &[[String; 11]]) {
     }
 }
 
-fn write_summary(text: &mut String, report: &Report) {
+pub(crate) fn write_summary(text: &mut String, report: &Report) {
     let total = report.connections.len();
     let over = |fabric: &str| report.connections.iter().filter(|end| end.fabric == fabric).count();
     let processes = report.processes.len();
@@ -99,7 +113,7 @@ fn printable(name: &str) -> String {
 }
 
 /// Bytes in the largest binary unit that leaves at least one.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -115,7 +129,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// Seconds in the two largest units that matter.
-fn age(seconds: f64) -> String {
+pub(crate) fn age(seconds: f64) -> String {
     let seconds = seconds as u64;
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match (days, hours, minutes) {
@@ -152,6 +166,7 @@ mod tests {
             sleeps: 4,
             spin_hits: 5,
             age_seconds: 61.5,
+            opened_ns: 0,
         }
     }
 

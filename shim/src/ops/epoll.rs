@@ -301,7 +301,7 @@ impl Set {
             let round = self.rounds.fetch_add(1, Ordering::Relaxed);
             // The kernel's own descriptors come first now and then, or busy rings would hide them.
             let have = if round.is_multiple_of(MEMORY_ONLY) { self.glance(epfd, events)? } else { 0 };
-            let ready = have + self.collect(&mut events[have..], round);
+            let ready = have + self.collect(&mut events[have..], round, false);
             if ready > 0 {
                 return Ok(ready);
             }
@@ -320,8 +320,9 @@ impl Set {
         }
     }
 
-    /// Reports what the rings of the hot registrations show, except what round `round` has reported already.
-    fn collect(&'static self, events: &mut [epoll_event], round: u32) -> usize {
+    /// Reports what the rings of the hot registrations show, except what round `round` has reported already. `spun`: a spin
+    /// has found it.
+    fn collect(&'static self, events: &mut [epoll_event], round: u32, spun: bool) -> usize {
         let Some(mut members) = self.lock() else { return 0 };
         let mut count = 0;
         let mut spent = Vec::new();
@@ -338,6 +339,9 @@ impl Set {
             if bits != 0 {
                 events[count] = epoll_event { events: bits, u64: member.data };
                 count += 1;
+                if spun {
+                    member.connection().block.spin_hits.fetch_add(1, Ordering::Relaxed);
+                }
                 if member.spent {
                     spent.push(fd);
                 }
@@ -389,7 +393,7 @@ impl Set {
         let mut count = found?;
         if spin == Spin::Done && count == 0 {
             self.patience.restore();
-            count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed));
+            count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed), true);
         }
         Ok((spin, count))
     }
