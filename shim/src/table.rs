@@ -11,9 +11,8 @@ mod internal;
 mod slot;
 mod young;
 
-use std::os::fd::OwnedFd;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 
 use rustix::fd::BorrowedFd;
 use thallus_transport::arena::{Block, Role, flag};
@@ -45,14 +44,54 @@ const EPOLL: usize = 2;
 const YOUNG: usize = 3;
 /// A TCP socket, unconnected: no young connection's entry, whose generation is never 0.
 const SOCKET: usize = YOUNG;
+/// The same, registered in an epoll set already.
+const WATCHED_SOCKET: usize = YOUNG | 4;
 
 /// A listening socket, or one that turned out not to be TCP.
 #[derive(Debug)]
 pub(crate) struct Listener {
     /// The port, if it is TCP.
     port: Option<u16>,
-    hint: Mutex<Option<OwnedFd>>,
+    /// The socket that announces the port; −1 if there is none. No lock: a fork could find it taken.
+    hint: AtomicI32,
+    accepted: AtomicU32,
     fds: AtomicU32,
+}
+
+/// So many connections a listener takes until it tries again to announce its port: who had announced it may be gone
+/// (another process with `SO_REUSEPORT`, or the program whose listener this one has inherited).
+const UNTIL_ANNOUNCED_AGAIN: u32 = 32;
+
+impl Listener {
+    /// Announces the port, unless that is done, or somebody else has done it.
+    fn announce(&self) {
+        let settings = thallus_transport::settings::settings();
+        let Some(port) = self.port.filter(|&port| settings.shm && settings.selects(port)) else { return };
+        if self.hint.load(Ordering::SeqCst) >= 0 {
+            return;
+        }
+        let Ok(Some(hint)) = rendezvous::announce(port, place) else { return };
+        if self.hint.compare_exchange(-1, hint.as_raw_fd(), Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            let _kept = hint.into_raw_fd();
+        }
+    }
+
+    fn accepts(&self) {
+        let before = self.accepted.fetch_add(1, Ordering::Relaxed);
+        if self.hint.load(Ordering::Relaxed) < 0
+            && before % UNTIL_ANNOUNCED_AGAIN == UNTIL_ANNOUNCED_AGAIN - 1
+        {
+            errno::keep(|| self.announce());
+        }
+    }
+
+    fn withdraw(&self) {
+        let hint = self.hint.swap(-1, Ordering::SeqCst);
+        if hint >= 0 {
+            // SAFETY: `announce` put it there, and only one swap takes it out.
+            drop(unsafe { OwnedFd::from_raw_fd(hint) });
+        }
+    }
 }
 
 /// What an entry is.
@@ -69,7 +108,7 @@ fn cell(fd: i32) -> Option<&'static AtomicUsize> {
 }
 
 fn decode(word: usize) -> Option<Entry> {
-    if word == 0 || word == SOCKET {
+    if word == 0 || is_unconnected(word) {
         return None;
     }
     let address = word & !TAG;
@@ -227,6 +266,19 @@ pub(crate) fn add_socket(fd: i32) {
     put(fd, SOCKET);
 }
 
+/// Whether nothing is known of `fd`.
+pub(crate) fn is_unknown(fd: i32) -> bool {
+    cell(fd).is_some_and(|cell| cell.load(Ordering::Relaxed) == 0)
+}
+
+/// As [`add_socket`], of a socket that the program has from elsewhere, and so unless something is known of it.
+pub(crate) fn discover_socket(fd: i32) {
+    if let Some(cell) = cell(fd) {
+        HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
+        let _ = cell.compare_exchange(0, SOCKET, Ordering::SeqCst, Ordering::SeqCst);
+    }
+}
+
 /// Notes that `fd` is something new that is none of ours. What it was before was closed in a way that no hook saw.
 pub(crate) fn add_other(fd: i32) {
     if let Some(cell) = cell(fd)
@@ -239,7 +291,20 @@ pub(crate) fn add_other(fd: i32) {
 
 /// Whether `fd` is a TCP socket that has not connected.
 pub(crate) fn is_socket(fd: i32) -> bool {
-    cell(fd).is_some_and(|cell| cell.load(Ordering::Relaxed) == SOCKET)
+    cell(fd).is_some_and(|cell| is_unconnected(cell.load(Ordering::Relaxed)))
+}
+
+fn is_unconnected(word: usize) -> bool {
+    matches!(word, SOCKET | WATCHED_SOCKET)
+}
+
+/// Notes that an epoll set has the unconnected socket `fd`, and is to be told when it connects. False if it is something
+/// else by now.
+pub(crate) fn watch_socket(fd: i32) -> bool {
+    cell(fd).is_some_and(|cell| {
+        let before = cell.compare_exchange(SOCKET, WATCHED_SOCKET, Ordering::SeqCst, Ordering::SeqCst);
+        matches!(before, Ok(_) | Err(WATCHED_SOCKET))
+    })
 }
 
 /// Whether waiting for `fd` concerns this library: a TCP connection or an epoll set.
@@ -333,6 +398,10 @@ pub(crate) fn let_go_of_all(mut visit: impl FnMut(&'static Block)) {
 
 /// Drops an entry's reference. `open`: the descriptor still is the socket, so its end can be announced.
 fn forget(word: usize, fd: i32, open: bool) {
+    if word == WATCHED_SOCKET {
+        ops::epoll::unwatched(fd);
+        return;
+    }
     if word == 0 || word == SOCKET {
         return;
     }
@@ -377,10 +446,8 @@ fn forget(word: usize, fd: i32, open: bool) {
             slot.leave();
         }
         Some(Entry::Listener(listener)) => {
-            if listener.fds.fetch_sub(1, Ordering::SeqCst) == 1
-                && let Ok(mut hint) = listener.hint.lock()
-            {
-                *hint = None;
+            if listener.fds.fetch_sub(1, Ordering::SeqCst) == 1 {
+                listener.withdraw();
             }
         }
         Some(Entry::Epoll(set)) => set.descriptor_closed(),
@@ -448,42 +515,66 @@ pub(crate) fn descriptors() -> impl Iterator<Item = i32> {
 /// A connection was made on `fd`, by connect or accept; or is being made, if it is not yet `connected`.
 pub(crate) fn track(fd: i32, role: Role, server_port: u16, connected: bool) {
     ops::process::watch_forks();
-    if cell(fd).is_some() {
+    let Some(cell) = cell(fd) else { return };
+    if cell.load(Ordering::SeqCst) != WATCHED_SOCKET {
         // What the number was before goes first: it has the same counters.
         add_other(fd);
-        put(fd, Young::new(fd, role, server_port, connected).word());
+    }
+    if is_borrowed() {
+        return;
+    }
+    let word = Young::new(fd, role, server_port, connected).word();
+    HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
+    // A set may have become its watcher meanwhile.
+    let before = cell.swap(word, Ordering::SeqCst);
+    if before == WATCHED_SOCKET {
+        ops::epoll::connects(fd);
+    } else {
+        forget(before, fd, false);
     }
 }
 
 /// `fd` listens now. Announces its port, so that clients on this host look for us.
 pub(crate) fn listening(fd: i32) {
-    if config::enabled() {
-        errno::keep(|| listener(fd));
+    if !config::enabled() {
+        return;
     }
+    errno::keep(|| match cell(fd).and_then(|cell| decode(cell.load(Ordering::Acquire))) {
+        // It did before: another listen(2) changes the backlog. Its name is the only one there can be.
+        Some(Entry::Listener(listener)) if listener.port == local_port(fd) => listener.announce(),
+        _ => {
+            listener(fd);
+        }
+    });
 }
 
-/// The listener behind `fd`, made if the program got the socket from elsewhere. `None` if it is not TCP.
+/// A connection was accepted on the listener `fd`: its port. The listener is made if the program got the socket from
+/// elsewhere. `None` if it is not TCP.
 pub(crate) fn listener_port(fd: i32) -> Option<u16> {
     match decode(cell(fd)?.load(Ordering::Acquire)) {
-        Some(Entry::Listener(listener)) => listener.port,
+        Some(Entry::Listener(listener)) => {
+            listener.accepts();
+            listener.port
+        }
         _ => errno::keep(|| listener(fd)),
     }
 }
 
 fn listener(fd: i32) -> Option<u16> {
-    // SAFETY: the program's call on this descriptor has just succeeded.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let port = tcp::is_tcp(borrowed)
-        .then(|| rustix::net::getsockname(borrowed).ok())
-        .flatten()
-        .and_then(|address| std::net::SocketAddr::try_from(address).ok().map(|address| address.port()));
-    let settings = thallus_transport::settings::settings();
-    let hint = port
-        .filter(|&port| settings.shm && settings.selects(port))
-        .and_then(|port| rendezvous::announce(port, place).ok().flatten());
-    let listener = Box::leak(Box::new(Listener { port, hint: Mutex::new(hint), fds: AtomicU32::new(1) }));
+    let port = local_port(fd);
+    let (hint, accepted) = (AtomicI32::new(-1), AtomicU32::new(0));
+    let listener = Box::leak(Box::new(Listener { port, hint, accepted, fds: AtomicU32::new(1) }));
+    listener.announce();
     put(fd, std::ptr::from_ref(listener).expose_provenance() | LISTENER);
     port
+}
+
+/// The port of the socket `fd`, if it is TCP.
+fn local_port(fd: i32) -> Option<u16> {
+    // SAFETY: the program's call on this descriptor has just succeeded.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let address = tcp::is_tcp(borrowed).then(|| rustix::net::getsockname(borrowed).ok()).flatten()?;
+    Some(std::net::SocketAddr::try_from(address).ok()?.port())
 }
 
 /// Whether there never was an entry, nor a descriptor of this library's.

@@ -89,6 +89,13 @@ pub fn was_connected(fd: BorrowedFd<'_>) -> bool {
     info(fd).is_ok_and(|info| info.word(offset::BYTES_ACKED) > 0)
 }
 
+/// Whether `fd` is a TCP socket that neither listens nor is connected, nor about to be.
+pub fn is_unconnected(fd: BorrowedFd<'_>) -> bool {
+    /// `TCP_CLOSE` of linux/tcp_states.h.
+    const CLOSE: u8 = 7;
+    is_tcp(fd) && info(fd).is_ok_and(|info| info.0[0] == CLOSE)
+}
+
 /// `struct tcp_info`, as far as it is needed.
 struct Info([u8; 256]);
 

@@ -16,6 +16,7 @@
 //! asked; level, edge and one-shot triggering are made here. A set that is itself waited for (by poll, or in
 //! another set) is *nested*: all of its registrations stay cold, so that the kernel alone can tell its readiness.
 
+mod early;
 mod member;
 mod set;
 
@@ -29,6 +30,7 @@ use thallus_transport::arena::State;
 use thallus_transport::reason::Reason;
 use thallus_transport::wait::{Spin, spin_for};
 
+pub(crate) use self::early::{connects, unwatched};
 use self::member::{EXCLUSIVE, Member, ONESHOT};
 use self::set::{Members, memberships};
 pub(crate) use self::set::{Quiet, Set, quiesce};
@@ -65,7 +67,11 @@ pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epo
         if let (Some(set), Some((_, data))) = (table::epoll_set(epfd), wanted) {
             errno::keep(|| set.names(data));
         }
-        return kernel(event);
+        return if early::may_connect(fd) {
+            early::control(epfd, operation, fd, wanted, kernel)
+        } else {
+            kernel(event)
+        };
     };
     if operation == libc::EPOLL_CTL_ADD && wanted.is_some_and(|(events, _)| events & EXCLUSIVE != 0) {
         call.connection().pin(fd, Reason::Exclusive);

@@ -212,7 +212,11 @@ pub(crate) unsafe fn send_file(
     let Some(call) = table::enter(out) else { return kernel() };
     if call.is_active(out) {
         // SAFETY: the caller's promise.
-        return copy_file(&call, out, input, unsafe { offset.as_mut() }, count);
+        let result = copy_file(&call, out, input, unsafe { offset.as_mut() }, count);
+        if result < count.cast_signed() && call.connection().block.has(flag::NO_SPACE) {
+            errno::keep(|| epoll::stalled(call.slot));
+        }
+        return result;
     }
     let result = kernel();
     if result > 0 {

@@ -99,9 +99,8 @@ pub(crate) fn internal_fds() -> Vec<i32> {
     for fd in descriptors() {
         if let Some(Entry::Listener(listener)) =
             cell(fd).and_then(|cell| decode(cell.load(Ordering::Acquire)))
-            && let Ok(hint) = listener.hint.lock()
         {
-            all.extend(hint.as_ref().map(AsRawFd::as_raw_fd));
+            all.extend(Some(listener.hint.load(Ordering::SeqCst)).filter(|&hint| hint >= 0));
         }
     }
     all.sort_unstable();

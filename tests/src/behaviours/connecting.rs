@@ -11,10 +11,24 @@ use crate::side::{ARRIVAL, Side, await_readable, listening_port, receive_exactly
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("nonblocking_connect", echoes_one, connects_nonblocking, Tally::Upgraded(1)),
     Behaviour::whole("nonblocking_connect_by_epoll", echoes_one, connects_by_epoll, Tally::Upgraded(1)),
+    Behaviour::whole(
+        "registered_before_it_connects",
+        echoes_one,
+        connects_what_is_registered,
+        Tally::Upgraded(1),
+    ),
+    Behaviour::whole(
+        "a_copy_registered_before_it_connects",
+        echoes_one,
+        connects_a_registered_copy,
+        Tally::Upgraded(1),
+    ),
     Behaviour::whole("connect_twice", echoes_one, connects_twice, Tally::Upgraded(1)),
     Behaviour::whole("connect_refused", nobody_listens, is_refused, Tally::Upgraded(0)),
     Behaviour::whole("connect_refused_then_accepted", listens_late, is_refused_first, Tally::Upgraded(1)),
     Behaviour::whole("accept4_flags", accepts_with_flags, asks, Tally::Upgraded(1)),
+    Behaviour::whole("listen_twice", listens_twice, asks, Tally::Upgraded(1)),
+    Behaviour::whole("announced_by_another_first", takes_over, asks_sixty_times, Tally::AtLeast(20, 60)),
     Behaviour::whole("accept_without_anyone", accepts_nobody, asks, Tally::Upgraded(1)),
     Behaviour::whole("a_port_of_its_own", echoes_one, binds_first, Tally::Upgraded(1)),
     Behaviour::whole("the_same_addresses_again", echoes_three, connects_from_one_port, Tally::Upgraded(3)),
@@ -91,6 +105,59 @@ fn echoes_three(side: &Side) {
     echoes(side, 3);
 }
 
+/// As nginx does, to set the backlog.
+fn listens_twice(side: &Side) {
+    let listener = side.listen_quietly();
+    calls::listen(listener, 128).expect("listen");
+    side.tell(u64::from(listening_port(listener)));
+    let fd = side.accept(listener);
+    say!("echoed {}", echo(fd));
+}
+
+/// Listens on a port that another process has listened on first, which ends: as when a server replaces another.
+fn takes_over(side: &Side) {
+    let listen_at = |port| {
+        quietly(|| {
+            let listener = calls::tcp_socket(side.family, SOCK_CLOEXEC).expect("socket");
+            calls::set_option(listener, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).expect("SO_REUSEPORT");
+            calls::bind(listener, side.family.own(port)).expect("bind");
+            calls::listen(listener, 64).expect("listen");
+            listener
+        })
+    };
+    let (reading, writing) = calls::pipe().expect("pipe");
+    let (held, holding) = calls::pipe().expect("pipe");
+    let first = fork(Leave::AtOnce, || {
+        let port = listening_port(listen_at(0));
+        quietly(|| {
+            calls::close(holding).expect("close");
+            calls::write(writing, &port.to_be_bytes()).expect("write");
+            // Until the parent listens as well.
+            assert_eq!(calls::read(held, 1), Ok(Vec::new()));
+        });
+    });
+    let port = quietly(|| calls::read(reading, 2)).expect("read");
+    let port = u16::from_be_bytes(port.try_into().expect("two bytes"));
+    let listener = listen_at(port);
+    quietly(|| calls::close(holding)).expect("close");
+    first.wait_for_success();
+    side.tell(u64::from(port));
+    for _ in 0..60 {
+        let fd = side.accept(listener);
+        quietly(|| echo(fd));
+        quietly(|| calls::close(fd)).expect("close");
+    }
+}
+
+fn asks_sixty_times(side: &Side) {
+    let destination = side.destination();
+    for _ in 0..60 {
+        let fd = quietly(|| side.connect_to(destination));
+        quietly(|| request_echoes(fd, 20, 100));
+        quietly(|| calls::close(fd)).expect("close");
+    }
+}
+
 fn asks(side: &Side) {
     let fd = side.connect();
     request_echoes(fd, 30, 500);
@@ -131,6 +198,60 @@ fn connects_by_epoll(side: &Side) {
         assert_eq!(calls::send(fd, &round.to_be_bytes(), 0), Ok(8));
         assert_eq!(calls::epoll_wait(epfd, 4, -1).map(|ready| ready.len()), Ok(1));
         assert_eq!(calls::recv(fd, 100, 0), Ok(round.to_be_bytes().to_vec()));
+    }
+}
+
+/// As nginx does with the sockets to its upstreams.
+fn connects_what_is_registered(side: &Side) {
+    const ALL: libc::c_int = EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+    let destination = side.destination();
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    let other = calls::epoll_create().expect("epoll_create1");
+    // Closed unconnected, so that the next socket, which has its number, is in another set only.
+    let unused = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    calls::epoll_add(other, unused, ALL, 3).expect("EPOLL_CTL_ADD");
+    calls::close(unused).expect("close");
+    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    calls::epoll_add(other, fd, EPOLLIN, 4).expect("EPOLL_CTL_ADD");
+    calls::epoll_delete(other, fd).expect("EPOLL_CTL_DEL");
+    calls::epoll_add(epfd, fd, EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    calls::epoll_modify(epfd, fd, ALL, 2).expect("EPOLL_CTL_MOD");
+    assert_eq!(calls::connect(fd, destination), Err(Errno::EINPROGRESS));
+    asks_by_events(epfd, fd, 2);
+    assert_eq!(quietly(|| calls::epoll_wait(other, 4, 0)).map(|ready| ready.len()), Ok(0));
+}
+
+fn connects_a_registered_copy(side: &Side) {
+    let destination = side.destination();
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    let original = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    let fd = calls::dup(original).expect("dup");
+    calls::close(original).expect("close");
+    calls::epoll_add(epfd, fd, EPOLLIN | libc::EPOLLOUT | libc::EPOLLET, 2).expect("EPOLL_CTL_ADD");
+    assert_eq!(calls::connect(fd, destination), Err(Errno::EINPROGRESS));
+    asks_by_events(epfd, fd, 2);
+}
+
+/// Asks for echoes on a connection that is in a set, edge-triggered, as `data`.
+fn asks_by_events(epfd: Fd, fd: Fd, data: u64) {
+    let wait = |for_what: libc::c_int| {
+        quietly(|| {
+            loop {
+                let ready = calls::epoll_wait(epfd, 4, -1).expect("epoll_wait");
+                assert!(ready.iter().all(|ready| ready.data == data));
+                if ready.iter().any(|ready| ready.has(for_what)) {
+                    return;
+                }
+            }
+        });
+    };
+    wait(libc::EPOLLOUT);
+    assert_eq!(calls::pending_error(fd), Ok(Errno(0)));
+    for round in 0..30u64 {
+        assert_eq!(calls::send(fd, &round.to_be_bytes(), 0), Ok(8));
+        wait(EPOLLIN);
+        assert_eq!(calls::recv(fd, 100, 0), Ok(round.to_be_bytes().to_vec()));
+        assert_eq!(quietly(|| calls::recv(fd, 100, 0)), Err(Errno::EAGAIN));
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("full_is_not_writable", full_is_not_writable, drains_on_demand),
     Behaviour::connected("woken_by_room", woken_by_room, drains_on_demand),
     Behaviour::connected("edge_for_room", edge_for_room, drains_on_demand),
+    Behaviour::connected("edge_for_room_after_sendfile", edge_after_sendfile, drains_on_demand),
     Behaviour::connected("write_only_interest", write_only_interest, sends_on_demand),
     Behaviour::connected("write_only_interest_when_full", write_only_when_full, drains_on_demand),
     Behaviour::connected("other_names_of_events", other_names, sends_on_demand),
@@ -388,6 +389,32 @@ fn edge_for_room(side: &Side, fd: Fd) {
     // A kernel may make further edges while the other side goes on reading.
     quietly(|| while calls::epoll_wait(epfd, 8, 0).is_ok_and(|ready| !ready.is_empty()) {});
     assert_eq!(now(epfd), 0);
+    side.sync("done");
+}
+
+/// Written by a timer, so to speak: the set has long had nothing to report when a file does not fit.
+fn edge_after_sendfile(side: &Side, fd: Fd) {
+    calls::set_nonblocking(fd, true).expect("FIONBIO");
+    let epfd = set_with(fd, EPOLLIN | EPOLLOUT | EPOLLET);
+    assert_eq!(later(epfd), OUT);
+    for _ in 0..20 {
+        assert_eq!(quietly(|| calls::epoll_wait(epfd, 8, 1)).map(|ready| ready.len()), Ok(0));
+    }
+    let file = calls::file_with(&[b'f'; 32768]).expect("memfd_create");
+    let mut total = 0;
+    quietly(|| {
+        loop {
+            calls::seek(file, 0).expect("lseek");
+            match calls::sendfile(fd, file, 32768) {
+                Ok(sent) => total += sent,
+                Err(error) => break assert_eq!(error, Errno::EAGAIN),
+            }
+        }
+    });
+    side.sync("full");
+    side.tell(total as u64);
+    assert_eq!(while_blocked(|| later(epfd), || side.sync("drain now")), OUT);
+    side.sync("drained");
     side.sync("done");
 }
 

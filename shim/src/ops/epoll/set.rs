@@ -66,6 +66,8 @@ pub(super) struct Members {
     /// Descriptors that the kernel has with the same `epoll_data`: its reports name only that.
     by_data: HashMap<u64, Vec<i32>>,
     pub(super) hot: Vec<i32>,
+    /// TCP sockets that have not connected: events and data.
+    pub(super) early: HashMap<i32, (u32, u64)>,
     graves: Graves,
 }
 
@@ -162,6 +164,14 @@ fn leave(slot: &'static Slot, set: &'static Set, fd: i32) {
     }
 }
 
+/// Every set that this process has had. `None` if a signal handler has interrupted this thread in between.
+pub(super) fn all() -> Option<Vec<&'static Set>> {
+    if HOLDS.get() {
+        return None;
+    }
+    Some(SETS.lock().ok()?.clone())
+}
+
 /// The registrations of `slot`. `None` if a signal handler has interrupted this thread in between.
 pub(super) fn memberships(slot: &'static Slot) -> Option<Vec<(&'static Set, i32)>> {
     if HOLDS.get() {
@@ -242,6 +252,7 @@ impl Set {
         for fd in fds {
             members.remove(self, fd);
         }
+        members.early.clear();
         drop(members);
         if let Ok(mut free) = FREE.lock() {
             free.push(self);
