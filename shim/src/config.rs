@@ -20,7 +20,12 @@ fn start() -> bool {
     if let Some(wanted) = environment::log(&mut complaints) {
         log::start(wanted.level, wanted.path.as_deref());
     }
-    let ours = Settings { place: crate::table::place, sleep: crate::cancel::SLEEP, ..Settings::default() };
+    let ours = Settings {
+        place: crate::table::place,
+        forget: crate::table::forget_placed,
+        sleep: crate::cancel::SLEEP,
+        ..Settings::default()
+    };
     settings::set(environment::settings(ours, &mut complaints));
     for complaint in complaints.0 {
         log::warn!("{complaint}");

@@ -23,7 +23,9 @@ use thallus_transport::{process, rendezvous, tcp};
 
 pub(crate) use self::blocks::prepare;
 pub(crate) use self::fork::{Quiet, grow_all_up, quiesce};
-pub(crate) use self::internal::{highest_of_program, internal_fds, is_internal, most_descriptors, place};
+pub(crate) use self::internal::{
+    forget_placed, highest_of_program, internal_fds, is_internal, most_descriptors, place,
+};
 pub(crate) use self::slot::{Call, Slot, for_each, patiently};
 use self::slot::{FD, USER};
 pub(crate) use self::young::Young;

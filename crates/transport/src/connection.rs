@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
@@ -18,7 +18,7 @@ use crate::reason::Reason;
 use crate::rendezvous::{self, Failure};
 use crate::segment::{Greeting, Nonce, Segment};
 use crate::settings::settings;
-use crate::uninterrupted::Uninterrupted;
+use crate::uninterrupted::{Descriptor, Uninterrupted};
 use crate::verbs::link::Link;
 use crate::wait::Patience;
 use crate::{process, tcp};
@@ -58,9 +58,9 @@ pub struct Connection {
 struct Bargain {
     /// This side's address and the peer's.
     addresses: Option<(SocketAddr, SocketAddr)>,
-    offer: Option<OwnedFd>,
+    offer: Option<Descriptor>,
     /// The server's answer to it, before the segment.
-    arrived: Option<OwnedFd>,
+    arrived: Option<Descriptor>,
     offered_at: u32,
 }
 
@@ -447,7 +447,7 @@ impl Connection {
     pub fn internal_fds(&self) -> [Option<i32>; 4] {
         use std::os::fd::AsRawFd;
         let bargain = self.bargain.try_lock().map_or([None; 2], |bargain| {
-            [&bargain.offer, &bargain.arrived].map(|fd| fd.as_ref().map(AsRawFd::as_raw_fd))
+            [&bargain.offer, &bargain.arrived].map(|fd| fd.as_ref().map(|fd| fd.as_fd().as_raw_fd()))
         });
         let link = self
             .segment()

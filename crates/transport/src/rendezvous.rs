@@ -33,6 +33,7 @@ use rustix::net::{
 use crate::reason::Reason;
 use crate::segment::{Nonce, Segment};
 use crate::tcp;
+use crate::uninterrupted::Descriptor;
 
 const MESSAGE_MAGIC: [u8; 8] = *b"THALLUSo";
 const MESSAGE_BYTES: usize = 24;
@@ -87,7 +88,7 @@ pub fn announce(port: u16, place: Place) -> Result<Option<OwnedFd>, Errno> {
 
 /// Client: whether some process announced `port`.
 pub fn is_announced(port: u16, place: Place) -> Result<bool, Errno> {
-    let socket = socket(SocketType::DGRAM, place)?;
+    let socket = Descriptor::from(socket(SocketType::DGRAM, place)?);
     match connect(&socket, &hint_name(port)) {
         Ok(()) => Ok(true),
         // EPROTOTYPE: somebody else's socket of another type has the name.
@@ -97,9 +98,9 @@ pub fn is_announced(port: u16, place: Place) -> Result<bool, Errno> {
 }
 
 /// Client: makes the connection findable.
-pub fn offer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<OwnedFd, Reason> {
+pub fn offer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<Descriptor, Reason> {
     let attempt = || {
-        let socket = socket(SocketType::SEQPACKET, place)?;
+        let socket = Descriptor::from(socket(SocketType::SEQPACKET, place)?);
         bind(&socket, &tuple_name(client, server))?;
         listen(&socket, 1)?;
         Ok(socket)
@@ -113,7 +114,7 @@ pub fn offer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<Own
 
 /// Server: looks for the client's offer and answers it with a new segment.
 pub fn answer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<Segment, Failure> {
-    let socket = socket(SocketType::SEQPACKET, place).map_err(out_of)?;
+    let socket = Descriptor::from(socket(SocketType::SEQPACKET, place).map_err(out_of)?);
     match connect(&socket, &tuple_name(client, server)) {
         Ok(()) => {}
         Err(Errno::CONNREFUSED | Errno::AGAIN) => return Err(Failure::NotYet),
@@ -139,7 +140,7 @@ pub fn answer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<Se
 /// waits in `arrived` for the next attempt.
 pub fn collect(
     offer: BorrowedFd<'_>,
-    arrived: &mut Option<OwnedFd>,
+    arrived: &mut Option<Descriptor>,
     client: SocketAddr,
     server: SocketAddr,
     place: Place,
@@ -192,9 +193,9 @@ fn admit(
     client: SocketAddr,
     server: SocketAddr,
     place: Place,
-) -> Result<OwnedFd, Failure> {
+) -> Result<Descriptor, Failure> {
     let socket = match accept_with(offer, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-        Ok(socket) => place(socket).map_err(out_of)?,
+        Ok(socket) => Descriptor::from(place(socket).map_err(out_of)?),
         Err(Errno::AGAIN | Errno::INTR) => return Err(Failure::NotYet),
         Err(errno) => return Err(out_of(errno)),
     };

@@ -31,6 +31,8 @@ pub struct Settings {
     pub lend_bytes: u64,
     /// Moves internal file descriptors out of the application's way.
     pub place: Place,
+    /// An internal file descriptor is about to be closed.
+    pub forget: fn(i32),
     /// How a thread sleeps.
     pub sleep: Sleep,
 }
@@ -46,6 +48,7 @@ impl Default for Settings {
             largest_class: CLASSES - 1,
             lend_bytes: 256 << 20,
             place: stay,
+            forget: |_| {},
             sleep: Sleep { recv: tcp::recv, poll },
         }
     }

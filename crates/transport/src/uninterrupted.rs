@@ -12,6 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use syscalls::{Sysno, syscall};
 
+use crate::settings::settings;
+
 /// The kernel's `sigset_t`: one bit a signal.
 type Mask = u64;
 
@@ -62,7 +64,8 @@ impl Drop for Uninterrupted {
     }
 }
 
-/// A descriptor that is closed by the bare system call: libc's close(2) is a cancellation point, this is none.
+/// An internal descriptor that is closed by the bare system call: libc's close(2) is a cancellation point, this is none; and
+/// a hook on it would have to find out whose it is.
 #[derive(Debug)]
 pub struct Descriptor(ManuallyDrop<OwnedFd>);
 
@@ -81,9 +84,11 @@ impl AsFd for Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
-        let fd = unsafe { ManuallyDrop::take(&mut self.0) };
+        let fd = unsafe { ManuallyDrop::take(&mut self.0) }.into_raw_fd();
+        // Before somebody else can have the number.
+        (settings().forget)(fd);
         // SAFETY: owned, and nobody refers to it any more.
-        unsafe { rustix::io::close(fd.into_raw_fd()) };
+        unsafe { rustix::io::close(fd) };
     }
 }
 

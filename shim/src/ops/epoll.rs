@@ -6,7 +6,8 @@
 //! what another thread adds or changes is armed at once ([`set::Members::settle`]).
 //!
 //! ```text
-//!   Plain ── became_active ──► cold ── its bell rang ──► hot ── IDLE_SLEEPS sleeps without traffic ──► cold
+//!   Plain ── became_active ──► cold ── its bell rang ──► hot ── no traffic for IDLE_SLEEPS sleeps, ──► cold
+//!                                                               or, among many, for many waits
 //! ```
 //!
 //! While a registration is hot and nobody sleeps on the set, changes to it stay in memory: the kernel learns of them
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 use libc::{epoll_event, sigset_t};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use smallvec::SmallVec;
 use thallus_transport::arena::State;
 use thallus_transport::reason::Reason;
 use thallus_transport::wait::{Spin, spin_for};
@@ -41,6 +43,14 @@ use crate::{errno, real};
 
 /// Sleeps without traffic after which a registration turns cold.
 const IDLE_SLEEPS: u8 = 8;
+/// Hot registrations that are no burden.
+const FEW: usize = 64;
+/// Looks in vain at so many hot registrations after which one turns cold: they have cost about as much as the bell that will
+/// announce its next bytes. The more there are the dearer is each look, because caches hold fewer; but never less than the
+/// second.
+const VAIN_LOOKS: [usize; 2] = [512 * FEW, 16];
+/// The part of the hot registrations that turns cold in one wait, at most: each may take a system call.
+const COOLED_AT_ONCE: usize = 16;
 /// Waits that memory alone answers between two looks at the kernel's own descriptors.
 const MEMORY_ONLY: u32 = 8;
 
@@ -331,12 +341,16 @@ impl Set {
     fn collect(&'static self, events: &mut [epoll_event], round: u32, spun: bool) -> usize {
         let Some(mut members) = self.lock() else { return 0 };
         let mut count = 0;
-        let mut spent = Vec::new();
+        let (mut spent, mut idle) = (Vec::new(), SmallVec::<[usize; 16]>::new());
         let Members { by_fd, hot, .. } = &mut *members;
+        let many = hot.len() > FEW;
+        let enough = (VAIN_LOOKS[0] / hot.len().max(1)).max(VAIN_LOOKS[1]);
+        let most = hot.len().div_ceil(COOLED_AT_ONCE);
         for index in 0..hot.len() {
             if count == events.len() {
                 // Whoever was not reached comes first next time.
                 hot.rotate_left(index);
+                idle.clear();
                 break;
             }
             let fd = hot[index];
@@ -351,6 +365,18 @@ impl Set {
                 if member.spent {
                     spent.push(fd);
                 }
+            } else if many && member.has_idled(enough) && idle.len() < most {
+                idle.push(index);
+            }
+        }
+        // From behind: what takes the place of the removed one has been looked at.
+        for index in idle.into_iter().rev() {
+            let fd = members.hot.swap_remove(index);
+            if members.sync(self, fd)
+                && let Some(member) = members.by_fd.get_mut(&fd)
+                && !member.cool()
+            {
+                members.hot.push(fd);
             }
         }
         for fd in spent {
@@ -361,8 +387,18 @@ impl Set {
 
     /// Whether a hot registration has something to report.
     fn stirs(&'static self) -> bool {
+        self.lock().is_none_or(|members| members.any_due(members.hot.iter()))
+    }
+
+    /// Whether one of some hot registrations has, of others at each look: so that looks are short.
+    fn some_stir(&'static self) -> bool {
         self.lock().is_none_or(|members| {
-            members.hot.iter().any(|fd| members.by_fd.get(fd).is_some_and(|member| member.due(0) != 0))
+            let hot = &members.hot;
+            if hot.len() <= FEW {
+                return members.any_due(hot.iter());
+            }
+            let (behind, before) = hot.split_at(self.looked_at.fetch_add(FEW, Ordering::Relaxed) % hot.len());
+            members.any_due(before.iter().chain(behind).take(FEW))
         })
     }
 
@@ -387,7 +423,7 @@ impl Set {
         }
         let (mut found, mut glances) = (Ok(0), Glances::default());
         let spin = spin_for(budget, limit, |others_ran| {
-            if self.stirs() {
+            if self.some_stir() {
                 return true;
             }
             if glances.are_due(others_ran) {
@@ -442,13 +478,9 @@ impl Set {
             }
             let Some(member) = members.by_fd.get_mut(&fd) else { return false };
             if member.idle_sleeps >= IDLE_SLEEPS {
-                member.connection().trim();
-                member.arm();
-                if member.due(0) == 0 {
+                if member.cool() {
                     return false;
                 }
-                member.disarm();
-                member.hot = true;
                 ready = true;
             }
             member.idle_sleeps += 1;
@@ -495,6 +527,10 @@ impl Set {
 }
 
 impl Members {
+    fn any_due<'fd>(&self, mut fds: impl Iterator<Item = &'fd i32>) -> bool {
+        fds.any(|fd| self.by_fd.get(fd).is_some_and(|member| member.due(0) != 0))
+    }
+
     /// One kernel report in the program's terms; `None` if it means nothing to the program.
     fn translate(&mut self, set: &'static Set, event: epoll_event, round: u32) -> Option<epoll_event> {
         let (data, reported) = (event.u64, event.events);

@@ -25,6 +25,13 @@ pub(crate) fn place(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     Ok(high)
 }
 
+/// Before this library closes one.
+pub(crate) fn forget_placed(fd: i32) {
+    if let Some((word, bit)) = internal_bit(fd) {
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
 /// Whether there never was one.
 pub(super) fn is_empty() -> bool {
     LOWEST_INTERNAL.load(Ordering::Relaxed) == i32::MAX
@@ -62,7 +69,7 @@ pub(crate) fn most_descriptors() -> u64 {
 
 static LOWEST_INTERNAL: AtomicI32 = AtomicI32::new(i32::MAX);
 
-/// One bit a descriptor that was once [`place`]d: nothing tells when it is closed.
+/// One bit a descriptor that was once [`place`]d: not of each is it known when it is closed.
 static INTERNAL: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
 
 fn internal_bit(fd: i32) -> Option<(&'static AtomicU64, u64)> {

@@ -13,6 +13,8 @@ use crate::say;
 use crate::side::{Pattern, Side, await_readable, receive_exactly, while_blocked};
 
 const MANY: usize = 50;
+/// More than an event loop looks at for nothing.
+const CROWD: usize = 150;
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("level_triggered_server", level_server, one_client, Tally::Upgraded(1)),
@@ -37,6 +39,19 @@ pub(super) const ALL: &[Behaviour] = &[
         two_thread_server,
         fifty_clients,
         Tally::Upgraded(MANY as u64),
+    ),
+    Behaviour::whole("idle_among_many", level_server, crowd_of_clients, Tally::Upgraded(CROWD as u64)),
+    Behaviour::whole(
+        "idle_among_many_edge_triggered",
+        edge_server,
+        crowd_of_clients,
+        Tally::Upgraded(CROWD as u64),
+    ),
+    Behaviour::whole(
+        "idle_among_many_one_shot",
+        one_shot_server,
+        crowd_of_clients,
+        Tally::Upgraded(CROWD as u64),
     ),
     Behaviour::whole("exclusive", exclusive, one_client_of_ten, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("exclusive", 1)]), Tally::Total(1)),
@@ -186,6 +201,34 @@ fn fifty_clients(side: &Side) {
         }
     }
     say!("{MANY} connections answered");
+}
+
+/// Most say nothing for so many waits of the server that it stops looking at them, then again and all at once.
+fn crowd_of_clients(side: &Side) {
+    let destination = side.destination();
+    side.tell(CROWD as u64);
+    let fds: Vec<Fd> = (0..CROWD).map(|_| side.connect_to(destination)).collect();
+    for &fd in &fds {
+        request_echoes(fd, 20, 100);
+    }
+    for round in 0..3 {
+        request_echoes(fds[0], 1000, 64);
+        let request = Pattern::new(round).take(3000);
+        for &fd in &fds[1..] {
+            send_all(fd, &request);
+            if round == 0 {
+                assert_eq!(receive_exactly(fd, request.len()), request);
+            }
+        }
+        if round > 0 {
+            for &fd in &fds[1..] {
+                assert_eq!(receive_exactly(fd, request.len()), request);
+            }
+        }
+    }
+    // The ends of idle ones are reported, too.
+    request_echoes(fds[0], 1000, 64);
+    say!("{CROWD} connections answered");
 }
 
 fn fifty_in_one_set(side: &Side) {

@@ -27,6 +27,8 @@ pub(super) struct Member {
     pub(super) hot: bool,
     /// Sleeps since there was anything to report.
     pub(super) idle_sleeps: u8,
+    /// Looks since there was anything to report, of those that many hot registrations make dear.
+    vain_looks: u16,
     /// A one-shot registration that has been reported.
     pub(super) spent: bool,
     /// The program has deleted it; the kernel does not know yet.
@@ -66,6 +68,7 @@ impl Member {
             armed: None,
             hot: false,
             idle_sleeps: 0,
+            vain_looks: 0,
             spent: false,
             deleted: false,
             kicked: false,
@@ -132,7 +135,7 @@ impl Member {
             }
         }
         self.spent = self.events & ONESHOT != 0;
-        self.idle_sleeps = 0;
+        (self.idle_sleeps, self.vain_looks) = (0, 0);
         self.round = round;
         bits
     }
@@ -171,6 +174,25 @@ impl Member {
         let bells_only = !nested && interest & bit::WRITE == 0 && self.connection().recv_settled();
         let edge = if (bells_only || asked & bit::READ == 0) && !self.kicked { ET } else { self.events & ET };
         interest | edge | kick
+    }
+
+    /// Notes a look that found nothing. True if there have been `enough` of them.
+    pub(super) fn has_idled(&mut self, enough: usize) -> bool {
+        self.vain_looks = self.vain_looks.saturating_add(1);
+        usize::from(self.vain_looks) >= enough
+    }
+
+    /// Turns cold; the kernel knows it as it is. False if there is something to report, and it stays hot.
+    pub(super) fn cool(&mut self) -> bool {
+        self.vain_looks = 0;
+        self.connection().trim();
+        self.arm();
+        if self.due(0) == 0 {
+            return true;
+        }
+        self.disarm();
+        self.hot = true;
+        false
     }
 
     /// Arms for good. Bells then announce whatever comes.

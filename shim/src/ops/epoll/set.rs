@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use libc::epoll_event;
@@ -29,6 +29,8 @@ pub(crate) struct Set {
     /// Threads that sleep in the kernel on this set; changed under the lock.
     pub(super) sleepers: AtomicU32,
     pub(super) rounds: AtomicU32,
+    /// Where among the hot registrations the next short look begins.
+    pub(super) looked_at: AtomicUsize,
     pub(super) patience: Patience,
 }
 
@@ -200,6 +202,7 @@ impl Set {
             nested: AtomicBool::new(false),
             sleepers: AtomicU32::new(0),
             rounds: AtomicU32::new(1),
+            looked_at: AtomicUsize::new(0),
             patience: Patience::new(),
         }));
         if let Ok(mut sets) = SETS.lock() {
