@@ -439,6 +439,7 @@ fn forget(word: usize, fd: i32, open: bool) {
                     note_connected(connection.block, fd);
                 }
                 stats::closed(connection.block);
+                connection.teach();
                 if open && connection.is_active() {
                     connection.finish(fd, lingers_not(fd));
                 }

@@ -5,13 +5,14 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
 use rustix::io::Errno;
 
 use crate::arena::{Block, Role, State, flag};
 use crate::control::end;
+use crate::experience;
 use crate::introduction::{NO, UNKNOWN, YES};
 use crate::lending::Area;
 use crate::reason::Reason;
@@ -46,6 +47,7 @@ pub struct Connection {
     /// How long to spin.
     pub patience: Patience,
     next_attempt: AtomicU32,
+    server_port: u16,
     /// Whether a rule names the peer: see [`Self::is_covered`].
     pub(crate) covered: AtomicU8,
     /// Client: the queue pair that its HELLO offers, and by which nonce.
@@ -107,7 +109,8 @@ impl Connection {
             blind_reads: AtomicU32::new(0),
             refusals: AtomicU32::new(0),
             patience: Patience::new(),
-            next_attempt: AtomicU32::new(settings.upgrade_after),
+            next_attempt: AtomicU32::new(experience::patience(block.role(), server_port)),
+            server_port,
             covered: AtomicU8::new(if settings.verbs.peers.is_empty() { NO } else { UNKNOWN }),
             pending: Mutex::new(None),
             bargain: Mutex::new(Bargain::default()),
@@ -404,6 +407,23 @@ impl Connection {
             self.block.pin_switching(reason);
         }
         withdrawn
+    }
+
+    /// Has later connections learn from this one, whose last descriptor on this host is closed.
+    pub fn teach(&self) {
+        let (block, load) = (self.block, |count: &AtomicU64| count.load(Ordering::Relaxed));
+        let calls = u64::from(block.calls.load(Ordering::Relaxed));
+        let calls = match self.segment() {
+            Some(segment) if segment.link().is_none() => {
+                // Those over memory are not counted. They are taken to be as large as the ones before.
+                let tcp = load(&block.tcp_sent) + load(&block.tcp_received);
+                let ring = load(&block.ring_sent) + load(&block.ring_received);
+                calls.saturating_add(ring.saturating_mul(calls) / tcp.max(1))
+            }
+            None if block.state() == State::Plain => calls,
+            _ => return,
+        };
+        experience::ended(block.role(), self.server_port, calls);
     }
 
     /// Ends this side's use of the segment, before the socket's last descriptor on this host is closed.

@@ -148,6 +148,7 @@ pub fn settings(mut chosen: Settings, complaints: &mut Complaints) -> Settings {
     let calls = |text: &str| number(text).filter(|&calls| calls > 0);
     complaints.read("THALLUS_UPGRADE_AFTER", "a number of calls from 1", calls, |calls| {
         chosen.upgrade_after = u32::try_from(calls).unwrap_or(u32::MAX);
+        chosen.learns = false;
     });
     complaints.read("THALLUS_SPIN_US", "a number of microseconds", number, |us| {
         chosen.spin_ns = us.saturating_mul(1000)

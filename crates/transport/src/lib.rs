@@ -13,6 +13,8 @@ pub mod control;
 #[cfg(not(loom))]
 pub mod environment;
 #[cfg(not(loom))]
+mod experience;
+#[cfg(not(loom))]
 mod failover;
 #[cfg(not(loom))]
 pub mod greeting;

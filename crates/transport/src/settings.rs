@@ -23,6 +23,8 @@ pub struct Settings {
     pub ports: Vec<(u16, u16)>,
     /// I/O calls on a connection before it looks for its peer.
     pub upgrade_after: u32,
+    /// Whether earlier connections may make it more.
+    pub learns: bool,
     /// Longest spin before a thread sleeps, in nanoseconds.
     pub spin_ns: u64,
     /// The largest window class.
@@ -44,6 +46,7 @@ impl Default for Settings {
             verbs: Verbs::default(),
             ports: Vec::new(),
             upgrade_after: 8,
+            learns: true,
             spin_ns: 100_000,
             largest_class: CLASSES - 1,
             lend_bytes: 256 << 20,

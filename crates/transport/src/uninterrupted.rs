@@ -12,8 +12,6 @@ use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use syscalls::{Sysno, syscall};
 
-use crate::settings::settings;
-
 /// The kernel's `sigset_t`: one bit a signal.
 type Mask = u64;
 
@@ -86,7 +84,8 @@ impl Drop for Descriptor {
         // SAFETY: taken once, here.
         let fd = unsafe { ManuallyDrop::take(&mut self.0) }.into_raw_fd();
         // Before somebody else can have the number.
-        (settings().forget)(fd);
+        #[cfg(not(loom))]
+        (crate::settings::settings().forget)(fd);
         // SAFETY: owned, and nobody refers to it any more.
         unsafe { rustix::io::close(fd) };
     }

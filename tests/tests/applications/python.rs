@@ -27,14 +27,18 @@ fn python(
     Ok(command)
 }
 
-/// Starts a script that prints the port it listens on.
+/// Starts a script that prints the port it listens on, and finds out which it is.
 fn serve(
     scene: &Scene,
     shimmed: bool,
     script: (&str, &str),
     arguments: &[&str],
 ) -> Result<(Service, String)> {
-    let mut service = scene.start("server", python(scene, shimmed, "server", script, arguments)?)?;
+    started(scene, python(scene, shimmed, "server", script, arguments)?)
+}
+
+fn started(scene: &Scene, command: std::process::Command) -> Result<(Service, String)> {
+    let mut service = scene.start("server", command)?;
     let log = scene.path("server.log");
     let mut port = String::new();
     service.await_ready(|| {
@@ -119,6 +123,28 @@ fn http_with_a_connection_for_each_request() -> Result<()> {
     // Each is as short as it may be: how many are worth an upgrade is not for this test to say.
     assert_eq!(server.connections(), 40, "{server:?}");
     assert_eq!(client.connections(), 40, "{client:?}");
+    Ok(())
+}
+
+/// A port whose connections are short is left alone, until they get longer.
+#[test]
+fn short_connections_and_long_ones() -> Result<()> {
+    let _turn = turn();
+    let scene = Scene::new()?;
+    let as_usual = |mut command: std::process::Command| {
+        command.env_remove("THALLUS_UPGRADE_AFTER");
+        command
+    };
+    let server = as_usual(python(&scene, true, "server", script!("socket_server.py"), &["selectors"])?);
+    let (service, port) = started(&scene, server)?;
+    let client = as_usual(python(&scene, true, "client", script!("short_client.py"), &[&port])?);
+    scene.succeed(client).with_context(|| service.log())?;
+    service.stop(Signal::TERM)?;
+    for stats in [scene.stats("server")?, scene.stats("client")?] {
+        assert_eq!(stats.connections(), 140, "{stats:?}");
+        // The long ones, and at most the short ones that went before the lesson.
+        assert!((20..=20 + 40).contains(&stats.over_shared_memory()), "{stats:?}");
+    }
     Ok(())
 }
 
