@@ -496,10 +496,11 @@ impl Segment {
     }
 
     /// Before a sleep, after the sleepers have been announced: makes the peer's host know of them, and this one of what
-    /// it has done. On one host both do at once. Fails if the fabric has.
-    pub(crate) fn sync(&self) -> Result<(), Errno> {
+    /// it has done. On one host both do at once. `is_closed` tells whether the peer has closed its socket: then nothing more
+    /// comes. Fails if the fabric has.
+    pub(crate) fn sync(&self, is_closed: impl Fn() -> bool) -> Result<(), Errno> {
         match self.link().filter(|_| self.is_ready()) {
-            Some(link) => link.sync(self.incoming(), self.outgoing()),
+            Some(link) => link.sync(self.incoming(), self.outgoing(), is_closed),
             None => Ok(()),
         }
     }

@@ -437,8 +437,13 @@ impl Link {
     }
 
     /// Before a sleep: see the module's documentation. Afterwards `incoming` holds what had been posted when the peer
-    /// learned of this side's sleepers.
-    pub(crate) fn sync(&self, incoming: &Control, outgoing: &Control) -> Result<(), Errno> {
+    /// learned of this side's sleepers; or the peer has closed its end, or its socket, as `is_closed` tells.
+    pub(crate) fn sync(
+        &self,
+        incoming: &Control,
+        outgoing: &Control,
+        is_closed: impl Fn() -> bool,
+    ) -> Result<(), Errno> {
         let _uninterrupted = Uninterrupted::begin();
         let _one = self.syncing.lock(process::thread())?;
         let id = {
@@ -453,7 +458,7 @@ impl Link {
             let figures = self.our_board(std::mem::offset_of!(Board, figures));
             poster.read(figures, self.their_figures(), 24)?
         };
-        match self.pair.wait_for(id, || self.peer_has_gone(incoming)) {
+        match self.pair.wait_for(id, || self.peer_has_gone(incoming) || is_closed()) {
             // That is news, for whoever wants to sleep.
             Err(Errno::PIPE) => return Ok(()),
             done => done?,

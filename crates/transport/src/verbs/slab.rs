@@ -77,11 +77,12 @@ impl Slab {
         Ok(Self { base, ring, forks })
     }
 
-    /// Keeps it for another queue pair. No device reaches it any more; `used` is what the rings had that one could reach.
-    pub(super) fn put_by(self, used: u64) {
+    /// Keeps it for another queue pair. No device reaches it any more; none has reached more than `reach` bytes of a part.
+    pub(super) fn put_by(self, reach: u64) {
         if !self.is_sole() {
             return;
         }
+        let used = reach.min(self.ring);
         let posted = self.figures().posted.load(Ordering::Relaxed).min(used);
         // Whatever the peer has written, not only where it should.
         self.clear(0, FIGURES_BYTES + BOARD_BYTES + used);
@@ -169,6 +170,13 @@ mod tests {
         assert_eq!(again.base, base);
         assert!(content(&again).iter().all(|&byte| byte == 0));
 
+        // All round the ring, with the page before it.
+        // SAFETY: stage and image.
+        unsafe { place.outbox.write_bytes(0xff, (STAGE_BYTES + RING) as usize) };
+        again.figures().posted.store(3 * RING, Ordering::Relaxed);
+        again.put_by(STAGE_BYTES + RING);
+        let again = Slab::take(RING).unwrap();
+        assert!(content(&again).iter().all(|&byte| byte == 0));
         again.put_by(RING);
         let other = Slab::take(2 * RING).unwrap();
         assert_ne!(other.base, base, "it has another size");
