@@ -460,10 +460,6 @@ impl Connection {
     /// The kernel says reset. That may be for nothing but unread bells: where the peer has taken all that this side
     /// sent, plain TCP would have ended the stream in order. Or it answers a write after the end.
     pub(crate) fn note_reset(&self) {
-        if self.block.has(flag::RETURNED) && self.block.has(flag::PEER_GONE) {
-            // The fabric failed because of it, and the verdict was given then.
-            return;
-        }
         let unread = self.block.send_switched.load(Ordering::Acquire) == 0
             || self.block.has(flag::VOID)
             || self.segment().is_some_and(|segment| !segment.outgoing().is_empty());
