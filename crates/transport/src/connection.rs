@@ -81,8 +81,6 @@ impl fmt::Debug for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Its memory is the segment's.
-        drop(self.pending.get_mut().map(Option::take));
         let segment = self.segment.swap(std::ptr::null_mut(), Ordering::AcqRel);
         if !segment.is_null() {
             // SAFETY: came from Box::into_raw in `enter`, and this is the only owner's last use.
@@ -449,7 +447,7 @@ impl Connection {
         // To a peer that has closed nothing gets through any more.
         let gone = segment.incoming().end() & end::CLOSED != 0 || tcp::peer_has_closed(fd);
         if let Some(link) = segment.link().filter(|_| !gone) {
-            link.finish();
+            link.finish(segment.incoming());
         }
     }
 
@@ -459,7 +457,7 @@ impl Connection {
         self.take_leftover_frames(fd);
         let gone = self.block.has(flag::PEER_GONE) || segment.incoming().end() & end::CLOSED != 0;
         if let Some(link) = segment.link().filter(|link| !gone && link.is_usable()) {
-            link.finish();
+            link.finish(segment.incoming());
         }
     }
 

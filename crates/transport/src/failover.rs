@@ -200,6 +200,8 @@ impl Connection {
             link.fail();
         }
         link.freeze(incoming, outgoing);
+        // While it is known what the peer has taken over the fabric.
+        let gone = self.left_without_a_word(fd);
         let seen = has_switched(incoming);
         let kept = self.keep_what_came(fd, segment);
         segment.take_down();
@@ -224,7 +226,7 @@ impl Connection {
         if !kept {
             return self.lose(fd);
         }
-        if self.left_without_a_word(fd) {
+        if gone || self.left_without_a_word(fd) {
             // A frame would only make it reset the connection.
             block.raise(flag::PEER_GONE);
         } else if switched {
@@ -245,10 +247,16 @@ impl Connection {
     /// Whether the peer has closed its socket, and no DOWN of its own precedes that.
     fn left_without_a_word(&self, fd: i32) -> bool {
         let mut bytes = [0u8; 64];
+        let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         // SAFETY: the buffer is writable for its length.
-        let seen =
-            unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_PEEK | libc::MSG_DONTWAIT) };
-        tcp::peer_has_closed(fd) && seen.is_ok_and(|count| bytes[..count].iter().all(|&byte| byte == BELL))
+        match unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), peek) } {
+            Ok(count) => tcp::peer_has_closed(fd) && bytes[..count].iter().all(|&byte| byte == BELL),
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            Err(errno) => {
+                self.note_error(errno);
+                true
+            }
+        }
     }
 
     /// Nothing can save the connection.

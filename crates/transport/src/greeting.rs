@@ -16,7 +16,7 @@ const SIGNED: usize = LENGTH - 32;
 
 /// Begins each greeting: no protocol in use begins so.
 const MAGIC: [u8; 15] = *b"\x00\xf5THALLUS-RDMA\xc3";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// A secret of one connection, so that no reply fits another's HELLO.
 pub type Nonce = [u8; 16];
@@ -110,9 +110,9 @@ impl Greeting {
         put(64, &self.endpoint.mtu.to_le_bytes());
         put(68, &self.memory.ring.to_le_bytes());
         put(72, &self.memory.inbox.to_le_bytes());
-        put(80, &self.memory.control.to_le_bytes());
+        put(80, &self.memory.figures.to_le_bytes());
         put(88, &self.memory.inbox_key.to_le_bytes());
-        put(92, &self.memory.control_key.to_le_bytes());
+        put(92, &self.memory.figures_key.to_le_bytes());
         put(96, &u32::from(self.endpoint.manager.is_some()).to_le_bytes());
         put(100, &u32::from(self.endpoint.manager.unwrap_or(0)).to_le_bytes());
         if let Some(mac) = seal.sign(&bytes[..SIGNED]) {
@@ -164,9 +164,9 @@ impl Greeting {
             memory: Memory {
                 ring: word(68),
                 inbox: long(72),
-                control: long(80),
+                figures: long(80),
                 inbox_key: word(88),
-                control_key: word(92),
+                figures_key: word(92),
             },
         })
     }
@@ -189,7 +189,7 @@ mod tests {
             kind: Kind::Hello,
             nonce: *b"0123456789abcdef",
             endpoint: Endpoint { number: 17, psn: 99, mtu: 3, gid: gid("::ffff:10.0.0.1"), manager: None },
-            memory: Memory { inbox: 1 << 40, inbox_key: 5, ring: 1 << 20, control: 2 << 40, control_key: 6 },
+            memory: Memory { inbox: 1 << 40, inbox_key: 5, ring: 1 << 20, figures: 2 << 40, figures_key: 6 },
         }
     }
 

@@ -134,7 +134,7 @@ impl Connection {
         let Some(seal) = self.seal() else { return Err(Errno::NOTCONN) };
         let (greeting, link) = match segment.greeting() {
             Greeting::OwesReply => self.reply(segment, seal),
-            _ => match self.hello(segment) {
+            _ => match self.hello() {
                 Ok(hello) => (Some(hello), Err(Reason::NoAnswer)),
                 Err(reason) => {
                     segment.set_greeting(Greeting::Done);
@@ -180,10 +180,10 @@ impl Connection {
     }
 
     /// Client: what to say, with a queue pair made for it.
-    fn hello(&self, segment: &Segment) -> Result<greeting::Greeting, Reason> {
+    fn hello(&self) -> Result<greeting::Greeting, Reason> {
         let mut pending = self.pending.lock().map_err(|_| Reason::Refused)?;
         if pending.is_none() {
-            let link = segment.make_link(self.block.local().ok_or(Reason::NoDevice)?)?;
+            let link = Link::create(self.block.local().ok_or(Reason::NoDevice)?)?;
             let mut nonce = Nonce::default();
             rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
                 .map_err(|_| Reason::NoVerbs)?;
@@ -202,7 +202,7 @@ impl Connection {
         let Opening::Whole(hello) = greeting::Greeting::decode(&bytes, seal, None) else {
             return (None, Err(Reason::BadOffer));
         };
-        let link = self.block.local().ok_or(Reason::NoDevice).and_then(|local| segment.make_link(local));
+        let link = self.block.local().ok_or(Reason::NoDevice).and_then(Link::create);
         let link = link.and_then(|mut link| {
             link.connect(hello.endpoint, hello.memory, Role::Server, seal.client, hello.nonce)?;
             Ok(link)

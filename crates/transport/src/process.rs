@@ -53,6 +53,26 @@ pub(crate) fn is_open_to(user: u32) -> bool {
         && matches!(rustix::process::dumpable_behavior(), Ok(DumpableBehavior::Dumpable))
 }
 
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// In [`FORKS`]: some are not counted.
+const UNCOUNTED: u32 = 1 << 31;
+
+/// Memory that was mapped at another value may have been inherited by a fork; `None`: all may have been.
+pub(crate) fn forks() -> Option<u32> {
+    Some(FORKS.load(Ordering::SeqCst)).filter(|forks| forks & UNCOUNTED == 0)
+}
+
+/// To be called before a fork, and after it in the parent.
+pub fn forking() {
+    FORKS.fetch_add(1, Ordering::SeqCst);
+}
+
+/// To be called before a fork that nobody will see return.
+pub fn forking_unseen() {
+    FORKS.fetch_or(UNCOUNTED, Ordering::SeqCst);
+}
+
 /// To be called first in a forked child.
 pub fn forked() {
     PID.store(0, Ordering::Relaxed);

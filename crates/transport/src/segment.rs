@@ -2,7 +2,6 @@
 //!
 //! ```text
 //!        0  magic, version, nonce, ready, greeting and what else is said on TCP
-//!      256  what a peer on another host reads     (crate::verbs::link)
 //!      512  HELLO, until it is answered
 //!     1024  control words, client → server      (crate::control)
 //!     2048  control words, server → client
@@ -17,9 +16,8 @@
 //! ```
 //!
 //! A memfd, sealed against shrinking so that neither side can make the other fault (memfd_create(2), "File sealing").
-//! With a peer on another host ([`crate::verbs`]) the segment is this side's alone, and the fabric keeps its words in step
-//! with the peer's. Then the windows of the incoming direction hold the ring that the peer writes to, and those of the
-//! outgoing one an image of the peer's.
+//! With a peer on another host ([`crate::verbs`]) the segment is this side's alone, its windows stay empty, and the fabric keeps
+//! its words in step with the peer's.
 //!
 //! A *side buffer* holds bytes that its owner took from the kernel before the application asked for them; it lies
 //! here, although only its owner uses it, because forks of the owner must find it.
@@ -27,7 +25,6 @@
 mod ends;
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -45,9 +42,7 @@ use crate::arena::Role;
 use crate::control::{Control, end};
 use crate::lending::{AREA_BYTES, Area, LOANS_BYTES};
 use crate::process;
-use crate::reason::Reason;
 use crate::ring::{Consumer, DIRECTION_BYTES, class_size};
-use crate::verbs::board;
 use crate::verbs::link::Link;
 
 use ends::Windows;
@@ -55,7 +50,6 @@ pub(crate) use ends::{Inlet, Outlet};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
 const VERSION: u32 = 1;
-const FIGURES_OFFSET: usize = 256;
 const HELLO_OFFSET: usize = 512;
 const CONTROL_OFFSET: [usize; 2] = [1024, 2048];
 const DATA_OFFSET: usize = 4096;
@@ -178,8 +172,6 @@ impl fmt::Debug for Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // Before the memory that it reaches goes.
-        self.link.take();
         let area = *self.area.get_mut();
         if !area.is_null() {
             // SAFETY: `area` made it of an Arc, whose count it has kept.
@@ -419,23 +411,6 @@ impl Segment {
         self.link.get()
     }
 
-    /// Makes the queue pair for a segment made by [`Self::create_alone`]. It is not used before [`Self::attach`].
-    pub(crate) fn make_link(&self, local: SocketAddr) -> Result<Link, Reason> {
-        let offset = |bytes: usize| {
-            // SAFETY: all inside the mapping; see the layout above.
-            unsafe { self.base.add(bytes) }
-        };
-        let (ours, theirs) = (self.role as usize, 1 - self.role as usize);
-        let place = board::Place {
-            control: self.base,
-            figures: FIGURES_OFFSET as u64,
-            inbox: offset(DATA_OFFSET + theirs * WINDOWS),
-            outbox: offset(DATA_OFFSET + ours * WINDOWS),
-        };
-        // SAFETY: the link goes before the mapping: `attach` puts it under the care of `drop`, and so does whoever holds it.
-        unsafe { Link::create(local, place) }
-    }
-
     /// Whether no peer maps it: a rule names the peer as another host.
     pub(crate) fn is_alone(&self) -> bool {
         self.alone
@@ -537,10 +512,11 @@ impl Segment {
     }
 
     /// Before a sleep, after the sleepers have been announced: makes the peer's host know of them, and this one of what
-    /// it has done. On one host both do at once. Fails if the fabric has.
-    pub(crate) fn sync(&self) -> Result<(), Errno> {
+    /// it has done. On one host both do at once. `is_closed` tells whether the peer has closed its socket: then nothing more
+    /// comes. Fails if the fabric has.
+    pub(crate) fn sync(&self, is_closed: impl Fn() -> bool) -> Result<(), Errno> {
         match self.link().filter(|_| self.is_ready()) {
-            Some(link) => link.sync(self.incoming(), self.outgoing()),
+            Some(link) => link.sync(self.incoming(), self.outgoing(), is_closed),
             None => Ok(()),
         }
     }

@@ -22,7 +22,7 @@ use crate::failover::{DOWN_BYTES, Unread};
 use crate::handback::{BUFFER_PER_BYTE, fits, make_fit};
 use crate::reason::Reason;
 use crate::segment::{Greeting, Segment};
-use crate::tcp::wait_for;
+use crate::tcp::{self, wait_for};
 use crate::uninterrupted::Uninterrupted;
 use crate::verbs::link::Link;
 use crate::waiting;
@@ -135,7 +135,9 @@ impl Connection {
             return false;
         }
         // To the byte what the peer has not read.
-        let gone = self.has_gone(fd, segment) || segment.sync().is_err();
+        let gone = self.has_gone(fd, segment)
+            || segment.sync(|| tcp::peer_has_closed(fd)).is_err()
+            || self.has_gone(fd, segment);
         let (unread, unsent) = (incoming.used(), segment.outgoing().used() + DOWN_BYTES as u64);
         if gone {
             // It sends nothing again.

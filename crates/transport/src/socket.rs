@@ -227,7 +227,7 @@ impl Side for Socket<'_> {
     }
 
     fn sync(&self) {
-        if self.segment.sync().is_err() {
+        if self.segment.sync(|| tcp::peer_has_closed(self.fd)).is_err() {
             self.connection.fabric_failed(self.segment);
         }
     }

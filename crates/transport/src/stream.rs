@@ -397,7 +397,7 @@ impl Connection {
         let sent = self.block.tcp_sent.load(Ordering::Relaxed);
         if let Some(link) = segment.link() {
             segment.switching().store(1, Ordering::SeqCst);
-            if link.announce_switch(sent).is_err() {
+            if link.announce_switch(segment.incoming(), sent).is_err() {
                 self.fabric_failed(segment);
                 return false;
             }

@@ -1,6 +1,6 @@
 //! The fabric between hosts: rings in registered memory, written by RDMA over a reliable-connection queue pair.
 //!
-//! [`device`] finds the port that has a connection's address, `queue` owns a queue pair and its memory, [`board`] is what each
+//! [`device`] finds the port that has a connection's address, `queue` owns a queue pair and its memory (`slab`), [`board`] is what each
 //! side shows the other, `message` what lies in a ring, `inbox` the ring that the peer writes (`scan`: how far it has
 //! been looked through), and [`link`] one connection over them. iWARP devices need the kernel's connection manager (`manager`). [`trial`] tells what a connection would get.
 //! libibverbs is loaded when a connection needs it (`ffi`).
@@ -23,9 +23,13 @@ mod message;
 mod queue;
 pub(crate) mod scan;
 #[cfg(not(loom))]
+mod slab;
+#[cfg(not(loom))]
 pub mod trial;
 
 #[cfg(not(loom))]
 pub(crate) use manager::Progress;
 #[cfg(not(loom))]
 pub use queue::Endpoint;
+#[cfg(not(loom))]
+pub use slab::discard_idle;

@@ -7,10 +7,10 @@ use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-use thallus_transport::process;
 use thallus_transport::reason::Reason;
 use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
 use thallus_transport::uninterrupted::Uninterrupted;
+use thallus_transport::{process, verbs};
 
 use crate::ops::stream;
 use crate::table::{self, Quiet};
@@ -48,6 +48,7 @@ pub(crate) fn before_unseen_child() {
     if config::enabled() {
         errno::keep(|| {
             UNSEEN_CHILDREN.store(true, Ordering::SeqCst);
+            process::forking_unseen();
             table::grow_all_up();
         });
     }
@@ -89,11 +90,13 @@ extern "C" fn before_fork() {
         let deadline = Instant::now() + SHORT_PATIENCE;
         // The child could not use this process's queue pairs.
         errno::keep(|| {
+            process::forking();
             table::for_each(|slot, connection, _| {
                 if let Some(fd) = table::descriptor_of(slot) {
                     connection.leave_fabric(fd, deadline);
                 }
             });
+            verbs::discard_idle();
         });
     }
     let mut quiet = table::quiesce();
@@ -107,6 +110,7 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn in_parent() {
+    process::forking();
     // SAFETY: this thread put it there.
     drop(unsafe { (*HELD.0.get()).take() });
 }

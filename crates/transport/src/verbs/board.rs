@@ -62,6 +62,8 @@ pub(super) struct Board {
     pub(super) flushed: AtomicU64,
 }
 
+/// Bytes of the page with the figures.
+pub(super) const FIGURES_BYTES: u64 = 4096;
 /// Bytes before the ring.
 pub(super) const BOARD_BYTES: u64 = 4096;
 /// Bytes before the image of the peer's ring: where small writes come from.
@@ -69,6 +71,7 @@ pub(super) const STAGE_BYTES: u64 = 4096;
 pub(super) const SLOT_BYTES: u64 = 32;
 
 const _: () = assert!(size_of::<Board>() < BOARD_BYTES as usize);
+const _: () = assert!(size_of::<Figures>() < FIGURES_BYTES as usize);
 const _: () = assert!(DEPTH * SLOT_BYTES <= STAGE_BYTES);
 
 /// Words that the peer reads before it sleeps.
@@ -89,23 +92,21 @@ pub struct Memory {
     pub inbox_key: u32,
     /// Bytes of the ring: a power of two.
     pub ring: u32,
-    /// Address and key of the page with the control words.
-    pub control: u64,
-    /// See [`Self::control`].
-    pub control_key: u32,
+    /// Address and key of the figures that the peer reads.
+    pub figures: u64,
+    /// See [`Self::figures`].
+    pub figures_key: u32,
 }
 
-/// This side's memory, in its segment.
+/// This side's memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// The page with the control words.
-    pub(crate) control: NonNull<u8>,
-    /// Offset in the page of [`Figures`].
-    pub(crate) figures: u64,
+pub(super) struct Place {
+    /// [`Figures`], alone in [`FIGURES_BYTES`].
+    pub(super) figures: NonNull<u8>,
     /// [`BOARD_BYTES`] and a ring.
-    pub(crate) inbox: NonNull<u8>,
+    pub(super) inbox: NonNull<u8>,
     /// [`STAGE_BYTES`] and an image of the peer's ring.
-    pub(crate) outbox: NonNull<u8>,
+    pub(super) outbox: NonNull<u8>,
 }
 
 #[cfg(test)]

@@ -33,38 +33,67 @@ pub struct Place {
 
 const CLASS: &str = "/sys/class/infiniband";
 
+/// Where the last connections from some addresses were.
+static KNOWN: Mutex<Vec<(IpAddr, Place)>> = Mutex::new(Vec::new());
+/// That many addresses are remembered.
+const MOST_KNOWN: usize = 64;
+
 /// Where the port's GID table says `local`; an entry for RoCE v2 if there is one.
 pub fn find(local: IpAddr) -> Option<Place> {
+    find_in(Path::new(CLASS), &KNOWN, local)
+}
+
+/// As [`find`], in the tables below `class`. Such a table may have a thousand entries, and each is a file of its own: so an
+/// entry that was found is looked at first.
+fn find_in(class: &Path, known: &Mutex<Vec<(IpAddr, Place)>>, local: IpAddr) -> Option<Place> {
     let wanted = match local {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
         IpAddr::V6(v6) => v6,
     };
+    // Only a fork leaves it locked for long.
+    let mut known = known.try_lock().ok();
+    if let Some(known) = &mut known
+        && let Some(at) = known.iter().position(|(address, _)| *address == local)
+    {
+        let place = &known[at].1;
+        let port = class.join(&place.device).join("ports").join(place.port.to_string());
+        if entry(&port, &place.index.to_string(), wanted) == Some(place.routable) {
+            return Some(place.clone());
+        }
+        known.swap_remove(at);
+    }
+    let place = search(class, wanted)?;
+    if let Some(known) = &mut known {
+        if known.len() == MOST_KNOWN {
+            known.clear();
+        }
+        known.push((local, place.clone()));
+    }
+    Some(place)
+}
+
+fn search(class: &Path, wanted: Ipv6Addr) -> Option<Place> {
     let mut found: Option<Place> = None;
-    for device in names(Path::new(CLASS)) {
-        for port in names(&Path::new(CLASS).join(&device).join("ports")) {
-            let folder = Path::new(CLASS).join(&device).join("ports").join(&port);
+    for device in names(class) {
+        for port in names(&class.join(&device).join("ports")) {
+            let folder = class.join(&device).join("ports").join(&port);
             for index in names(&folder.join("gids")) {
-                let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
-                let gid = read(&folder.join("gids").join(&index)).trim().parse::<Ipv6Addr>();
-                if gid != Ok(wanted) {
-                    continue;
-                }
-                let (Ok(number), Ok(index_)) = (port.parse(), index.parse()) else { continue };
-                let routable = read(&folder.join("gid_attrs/types").join(&index)).trim() == "RoCE v2";
-                let place = Place {
-                    device: device.clone(),
-                    port: number,
-                    index: index_,
-                    gid: wanted.octets(),
-                    routable,
-                };
-                if found.as_ref().is_none_or(|found| place.routable && !found.routable) {
-                    found = Some(place);
+                let Some(routable) = entry(&folder, &index, wanted) else { continue };
+                let (Ok(number), Ok(index)) = (port.parse(), index.parse()) else { continue };
+                if found.as_ref().is_none_or(|found| routable && !found.routable) {
+                    let gid = wanted.octets();
+                    found = Some(Place { device: device.clone(), port: number, index, gid, routable });
                 }
             }
         }
     }
     found
+}
+
+/// Whether the entry at `index` in the GID table of `port` is one for RoCE v2, if it is `wanted`.
+fn entry(port: &Path, index: &str, wanted: Ipv6Addr) -> Option<bool> {
+    let read = |folder: &str| fs::read_to_string(port.join(folder).join(index)).unwrap_or_default();
+    (read("gids").trim().parse() == Ok(wanted)).then(|| read("gid_attrs/types").trim() == "RoCE v2")
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -195,4 +224,44 @@ pub(super) fn of_connection(local: SocketAddr) -> Result<(Place, &'static Device
     };
     let device = Device::open(&place.device)?;
     Ok((place, device, meeting))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADDRESS: &str = "::ffff:10.0.0.1";
+
+    /// Makes entry `index` of the table of `device`'s only port.
+    fn write(class: &Path, device: &str, index: u8, gid: &str, kind: &str) {
+        let port = class.join(device).join("ports/1");
+        for (folder, text) in [("gids", gid), ("gid_attrs/types", kind)] {
+            fs::create_dir_all(port.join(folder)).unwrap();
+            fs::write(port.join(folder).join(index.to_string()), format!("{text}\n")).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_address_is_looked_for_where_it_was_and_then_everywhere() {
+        let class = std::env::temp_dir().join(format!("thallus-gids-{}", std::process::id()));
+        let known = Mutex::new(Vec::new());
+        let find = || {
+            let place = find_in(&class, &known, "10.0.0.1".parse().unwrap())?;
+            Some((place.device, place.index, place.routable))
+        };
+        assert_eq!(find(), None);
+        write(&class, "b", 0, "fe80::1", "RoCE v2");
+        write(&class, "b", 1, ADDRESS, "IB/RoCE v1");
+        write(&class, "b", 2, ADDRESS, "RoCE v2");
+        assert_eq!(find(), Some(("b".to_owned(), 2, true)));
+        // A search would find this first.
+        write(&class, "a", 7, ADDRESS, "RoCE v2");
+        assert_eq!(find(), Some(("b".to_owned(), 2, true)));
+        write(&class, "b", 2, "::", "");
+        assert_eq!(find(), Some(("a".to_owned(), 7, true)));
+        fs::remove_dir_all(class.join("a")).unwrap();
+        assert_eq!(find(), Some(("b".to_owned(), 1, false)));
+        fs::remove_dir_all(&class).unwrap();
+        assert_eq!(find(), None);
+    }
 }

@@ -25,15 +25,18 @@ use std::time::Instant;
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
-use super::board::{BOARD_BYTES, Board, Figures, Memory, Place, SLOT_BYTES, STAGE_BYTES, Said};
+use super::board::{
+    BOARD_BYTES, Board, FIGURES_BYTES, Figures, Memory, Place, SLOT_BYTES, STAGE_BYTES, Said,
+};
 use super::device;
 use super::ffi::access;
 use super::inbox::Inbox;
 use super::manager::{Nonce, Progress};
 use super::message::{Kind, OVERHEAD, Room, VALIDITY, span};
 use super::queue::{DEPTH, Endpoint, LONGEST_WAIT, Poster, QueuePair, Spot};
+use super::slab::Slab;
 use crate::arena::Role;
-use crate::control::Control;
+use crate::control::{Control, end};
 use crate::lock::Lock;
 use crate::process;
 use crate::reason::Reason;
@@ -66,26 +69,26 @@ pub struct Link {
     wake: OwnedFd,
 }
 
-// SAFETY: pointers into the segment, which outlives the link; used by atomics and copies only.
+// SAFETY: pointers into memory that the queue pair keeps; used by atomics and copies only.
 unsafe impl Send for Link {}
 // SAFETY: as above; who may use which part when is the business of the direction locks.
 unsafe impl Sync for Link {}
 
 impl Link {
     /// A queue pair on the device of the connection's local address, and memory for it.
-    ///
-    /// # Safety
-    /// The memory at `place` stays mapped as long as the link lives.
-    pub(crate) unsafe fn create(local: SocketAddr, place: Place) -> Result<Self, Reason> {
+    pub(crate) fn create(local: SocketAddr) -> Result<Self, Reason> {
         let (port, device, meeting) = device::of_connection(local)?;
+        let mut rings = settings().verbs.rings().peekable();
+        let slab = Slab::take(rings.peek().copied().unwrap_or(RINGS[0])).map_err(|_| Reason::NoMemory)?;
+        let place = slab.place();
         let mut psn = [0u8; 4];
         rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
             .map_err(|_| Reason::NoVerbs)?;
-        let mut pair = QueuePair::create(port, device, meeting, u32::from_ne_bytes(psn))?;
+        let mut pair = QueuePair::create(port, device, meeting, u32::from_ne_bytes(psn), slab)?;
         let range =
             |base: NonNull<u8>, length: u64| base.as_ptr()..base.as_ptr().wrapping_add(length as usize);
-        // SAFETY: the caller's promise, also below.
-        let control = unsafe { pair.register(range(place.control, 4096), access::REMOTE_READ) }?;
+        // SAFETY: of the slab, which the queue pair keeps; also below.
+        let figures = unsafe { pair.register(range(place.figures, FIGURES_BYTES), access::REMOTE_READ) }?;
         let both = |pair: &mut QueuePair, ring| {
             // SAFETY: as above.
             let inbox =
@@ -101,17 +104,16 @@ impl Link {
             }
         };
         // As much as the limit on locked memory allows.
-        let mut rings = settings().verbs.rings();
         let (ring, inbox, outbox) = rings.find_map(|ring| both(&mut pair, ring)).ok_or(Reason::MemLock)?;
         let ours = Memory {
             inbox: inbox.address,
             inbox_key: inbox.remote_key,
             ring: ring as u32,
-            control: control.address,
-            control_key: control.remote_key,
+            figures: figures.address,
+            figures_key: figures.remote_key,
         };
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        // SAFETY: inside the segment.
+        // SAFETY: inside the slab.
         let at = |base: NonNull<u8>, offset: u64| unsafe { base.add(offset as usize) };
         let link = Self {
             pair,
@@ -119,7 +121,7 @@ impl Link {
             ours,
             theirs: Memory::default(),
             keys: [inbox.local_key, outbox.local_key],
-            // SAFETY: the caller's promise.
+            // SAFETY: the slab stays as long as the queue pair.
             inbox: unsafe { Inbox::new(place, ring) },
             // SAFETY: as above.
             outbox: unsafe { Room::new(at(place.outbox, STAGE_BYTES), ring) },
@@ -206,7 +208,7 @@ impl Link {
     /// Tells the peer that this side is connected, and waits until it can know.
     pub(crate) fn announce_ready(&self) -> Result<(), Errno> {
         self.write_words(&self.pair.begin(1)?, std::mem::offset_of!(Board, ready), &[1])?;
-        self.flush()
+        self.flush(|| false)
     }
 
     fn their_board(&self, offset: usize) -> Spot {
@@ -393,10 +395,10 @@ impl Link {
 
     /// Tells the peer how many bytes precede the ring on TCP, and waits until it can know: a bell on TCP must not
     /// overtake this.
-    pub(crate) fn announce_switch(&self, count: u64) -> Result<(), Errno> {
+    pub(crate) fn announce_switch(&self, incoming: &Control, count: u64) -> Result<(), Errno> {
         // SAFETY: eight readable bytes.
         match unsafe { self.put(Kind::Switch, count.to_le_bytes().as_ptr(), 8) } {
-            Ok(8) => self.flush(),
+            Ok(8) => self.flush(|| self.peer_has_gone(incoming)),
             _ => Err(Errno::CONNRESET),
         }
     }
@@ -410,27 +412,38 @@ impl Link {
 
     // ---- sleeping and ending
 
-    /// Waits until all that was posted has been done, in the peer's memory.
-    pub(crate) fn flush(&self) -> Result<(), Errno> {
+    /// Whether the peer has closed its end: that has come before its queue pair went.
+    fn peer_has_gone(&self, incoming: &Control) -> bool {
+        self.inbox.scan(incoming);
+        incoming.end() & end::CLOSED != 0
+    }
+
+    /// Waits until all that was posted has been done, in the peer's memory. Fails as [`QueuePair::wait_for`] does.
+    fn flush(&self, has_gone: impl Fn() -> bool) -> Result<(), Errno> {
         let id = {
             let poster = self.pair.begin(1)?;
             let flushed = self.our_board(std::mem::offset_of!(Board, flushed));
-            poster.read(flushed, self.their_page(self.place.figures), 8)?
+            poster.read(flushed, self.their_figures(), 8)?
         };
-        self.pair.wait_for(id)
+        self.pair.wait_for(id, has_gone)
     }
 
     fn our_board(&self, offset: usize) -> Spot {
         Spot { address: self.ours.inbox + offset as u64, key: self.keys[0] }
     }
 
-    fn their_page(&self, offset: u64) -> Spot {
-        Spot { address: self.theirs.control + offset, key: self.theirs.control_key }
+    fn their_figures(&self) -> Spot {
+        Spot { address: self.theirs.figures, key: self.theirs.figures_key }
     }
 
     /// Before a sleep: see the module's documentation. Afterwards `incoming` holds what had been posted when the peer
-    /// learned of this side's sleepers.
-    pub(crate) fn sync(&self, incoming: &Control, outgoing: &Control) -> Result<(), Errno> {
+    /// learned of this side's sleepers; or the peer has closed its end, or its socket, as `is_closed` tells.
+    pub(crate) fn sync(
+        &self,
+        incoming: &Control,
+        outgoing: &Control,
+        is_closed: impl Fn() -> bool,
+    ) -> Result<(), Errno> {
         let _uninterrupted = Uninterrupted::begin();
         let _one = self.syncing.lock(process::thread())?;
         let id = {
@@ -443,9 +456,13 @@ impl Link {
             self.write_words(&poster, std::mem::offset_of!(Board, credit), &Said::of(credit))?;
             self.credited.store(credit[0], Ordering::Relaxed);
             let figures = self.our_board(std::mem::offset_of!(Board, figures));
-            poster.read(figures, self.their_page(self.place.figures), 24)?
+            poster.read(figures, self.their_figures(), 24)?
         };
-        self.pair.wait_for(id)?;
+        match self.pair.wait_for(id, || self.peer_has_gone(incoming) || is_closed()) {
+            // That is news, for whoever wants to sleep.
+            Err(Errno::PIPE) => return Ok(()),
+            done => done?,
+        }
         let [posted, consumed, stream] =
             self.board().figures.each_ref().map(|word| word.load(Ordering::Acquire));
         self.learn_credit([consumed, stream]);
@@ -482,9 +499,9 @@ impl Link {
     }
 
     /// The last word to the peer: what has been consumed; and waits until everything has arrived.
-    pub(crate) fn finish(&self) {
+    pub(crate) fn finish(&self, incoming: &Control) {
         let _ = self.give_credit();
-        let _ = self.flush();
+        let _ = self.flush(|| self.peer_has_gone(incoming));
     }
 
     // ---- the way back to TCP
@@ -533,6 +550,9 @@ impl Link {
         let mut bytes = Vec::new();
         while position < posted {
             let message = self.outbox.message(position).ok()??;
+            if message.span > posted - position {
+                return None;
+            }
             if message.kind == Kind::Data {
                 let (offset, _) = self.outbox.locate(position);
                 let start = bytes.len();

@@ -17,6 +17,7 @@ use super::ffi::{
     SendRequest, Verbs, access, mask, state,
 };
 use super::manager::{Meeting, Nonce, Progress};
+use super::slab::Slab;
 use crate::lock::{Guard, Lock};
 use crate::process;
 use crate::reason::Reason;
@@ -67,6 +68,10 @@ pub(super) struct QueuePair {
     cq: *mut Cq,
     qp: *mut Qp,
     registered: Vec<*mut Mr>,
+    /// What is registered is in it.
+    memory: Option<Slab>,
+    /// Bytes of the longest region.
+    reach: u64,
     place: Place,
     local: Endpoint,
     meeting: Option<Meeting>,
@@ -102,6 +107,8 @@ impl Drop for QueuePair {
             cq: self.cq,
             qp: self.qp,
             registered: std::mem::take(&mut self.registered),
+            memory: self.memory.take(),
+            reach: self.reach,
             meeting: self.meeting.take(),
             owner: self.owner,
         };
@@ -129,6 +136,8 @@ struct Remains {
     cq: *mut Cq,
     qp: *mut Qp,
     registered: Vec<*mut Mr>,
+    memory: Option<Slab>,
+    reach: u64,
     meeting: Option<Meeting>,
     owner: u32,
 }
@@ -158,9 +167,10 @@ impl Drop for Remains {
             return;
         }
         let verbs = self.verbs;
+        let mut failed = 0;
         if !self.qp.is_null() {
             // SAFETY: made by this process, and nobody uses it any more.
-            unsafe { (verbs.destroy_qp)(self.qp) };
+            failed |= unsafe { (verbs.destroy_qp)(self.qp) };
         }
         if !self.cq.is_null() {
             // SAFETY: as above.
@@ -171,20 +181,26 @@ impl Drop for Remains {
         }
         for &mr in &self.registered {
             // SAFETY: as above.
-            unsafe { (verbs.dereg_mr)(mr) };
+            failed |= unsafe { (verbs.dereg_mr)(mr) };
         }
         // SAFETY: as above.
         unsafe { (verbs.dealloc_pd)(self.pd) };
+        // Otherwise the device may still reach it.
+        if let Some(memory) = self.memory.take().filter(|_| failed == 0) {
+            memory.put_by(self.reach);
+        }
     }
 }
 
 impl QueuePair {
-    /// Makes one on the port at `place`, ready to be connected: by [`Self::admit`], or by `meeting` if there is one.
+    /// Makes one on the port at `place`, ready to be connected: by [`Self::admit`], or by `meeting` if there is one. It keeps
+    /// `memory`.
     pub(super) fn create(
         place: Place,
         device: &'static Device,
         meeting: Option<Meeting>,
         psn: u32,
+        memory: Slab,
     ) -> Result<Self, Reason> {
         let verbs = Verbs::get().ok_or(Reason::NoVerbs)?;
         let mtu = device.mtu(place.port)?;
@@ -201,6 +217,8 @@ impl QueuePair {
             cq: std::ptr::null_mut(),
             qp: std::ptr::null_mut(),
             registered: Vec::new(),
+            memory: Some(memory),
+            reach: 0,
             place,
             local,
             meeting,
@@ -250,10 +268,10 @@ impl QueuePair {
         Ok(pair)
     }
 
-    /// Lets the device reach `memory`: read by the peer, written by it, or neither.
+    /// Lets the device reach a part of its memory: read by the peer, written by it, or neither.
     ///
     /// # Safety
-    /// The memory stays mapped, writable, as long as the queue pair lives.
+    /// It is a part of what [`Self::create`] was given.
     pub(super) unsafe fn register(&mut self, memory: Range<*mut u8>, remote: i32) -> Result<Region, Reason> {
         let length = memory.end.addr() - memory.start.addr();
         // SAFETY: a live protection domain; the caller's promise for the memory.
@@ -266,6 +284,7 @@ impl QueuePair {
         // SAFETY: just made.
         let Mr { lkey: local_key, rkey: remote_key, .. } = *unsafe { &*mr };
         self.registered.push(mr);
+        self.reach = self.reach.max(length as u64);
         Ok(Region { address: memory.start.expose_provenance() as u64, local_key, remote_key })
     }
 
@@ -445,12 +464,16 @@ impl QueuePair {
         Ok(poster)
     }
 
-    /// Waits until request `id` and all before it have been done, or the queue pair has failed.
-    pub(super) fn wait_for(&self, id: u64) -> Result<(), Errno> {
+    /// Waits until request `id` and all before it have been done. Fails with `ECONNRESET` if the queue pair has, and with
+    /// `EPIPE` once the peer `has_gone`: then nobody answers, and the device would try again for a while.
+    pub(super) fn wait_for(&self, id: u64, has_gone: impl Fn() -> bool) -> Result<(), Errno> {
         let mut wait = Wait::default();
         loop {
             if self.completed.load(Ordering::Acquire) >= id {
                 return Ok(());
+            }
+            if wait.looks % 64 == 63 && has_gone() {
+                return Err(Errno::PIPE);
             }
             if self.is_broken() {
                 return Err(Errno::CONNRESET);

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use libloading::Library;
 
-use super::board::{BOARD_BYTES, STAGE_BYTES};
+use super::board::{BOARD_BYTES, FIGURES_BYTES, STAGE_BYTES};
 use super::device::{Device, Place};
+use super::link::Link;
 use crate::arena::Role;
 use crate::reason::Reason;
 use crate::segment::{Greeting, Segment};
@@ -28,9 +29,8 @@ pub struct Trial {
 
 /// Makes what a connection from `local` makes before it says HELLO, and lets go of it. Nothing is sent.
 pub fn attempt(local: IpAddr) -> Result<Trial, Reason> {
-    let segment = Segment::create_alone(Role::Client, Greeting::OwesHello).map_err(|_| Reason::NoMemory)?;
-    // Declared after the segment, and so dropped before it.
-    let link = segment.make_link(SocketAddr::new(local, 0))?;
+    Segment::create_alone(Role::Client, Greeting::OwesHello).map_err(|_| Reason::NoMemory)?;
+    let link = Link::create(SocketAddr::new(local, 0))?;
     Ok(Trial { place: link.port().clone(), is_iwarp: link.needs_manager(), ring: link.introduction().1.ring })
 }
 
@@ -42,8 +42,7 @@ pub fn mtu(device: &str, port: u8) -> Result<u32, Reason> {
 
 /// Bytes that a connection with rings of this size locks.
 pub fn locked_bytes(ring: u64) -> u64 {
-    let control_page = 4096;
-    control_page + BOARD_BYTES + ring + STAGE_BYTES + ring
+    FIGURES_BYTES + BOARD_BYTES + ring + STAGE_BYTES + ring
 }
 
 /// Loads rdma-core's libraries as the fabric does: each name, and its file or what the loader says. They stay loaded.
