@@ -62,7 +62,7 @@ pub(crate) struct Listener {
 
 /// So many connections a listener takes until it tries again to announce its port: who had announced it may be gone
 /// (another process with `SO_REUSEPORT`, or the program whose listener this one has inherited).
-const UNTIL_ANNOUNCED_AGAIN: u32 = 32;
+const UNTIL_ANNOUNCED_AGAIN: u32 = 8;
 
 impl Listener {
     /// Announces the port, unless that is done, or somebody else has done it.

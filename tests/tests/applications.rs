@@ -4,6 +4,7 @@ mod applications {
     mod calls;
     mod curl;
     mod lending;
+    mod nginx;
     mod postgres;
     mod python;
     mod redis;

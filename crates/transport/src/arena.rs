@@ -352,16 +352,21 @@ impl Block {
     /// Promises the connection to a child about to be forked. If there are too many holders already, the
     /// connection counts as shared for ever: [`Self::held_only_by`] and [`Self::release`] say no from then on.
     pub fn hold_for_unborn(&self) {
-        if self.add_holder(UNBORN) {
+        self.hold(UNBORN);
+    }
+
+    /// `pid` has the connection as well. As [`Self::hold_for_unborn`] if there are too many.
+    pub fn hold(&self, pid: u32) {
+        if self.add_holder(pid) {
             return;
         }
         for holder in &self.holders {
-            let pid = holder.load(Ordering::SeqCst);
-            if !matches!(pid, 0 | UNBORN | OVERFLOW) {
-                forget_if_dead(holder, pid);
+            let other = holder.load(Ordering::SeqCst);
+            if !matches!(other, 0 | UNBORN | OVERFLOW) {
+                forget_if_dead(holder, other);
             }
         }
-        if !self.add_holder(UNBORN) {
+        if !self.add_holder(pid) {
             self.holders[self.holders.len() - 1].store(OVERFLOW, Ordering::SeqCst);
         }
     }

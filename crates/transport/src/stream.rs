@@ -414,11 +414,30 @@ impl Connection {
             return self.send_with_greeting(fd, segment, source, flags);
         }
         let mut list = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
-        let count = source.window(u64::MAX, &mut list);
-        let sent = transmit(fd, &mut list[..count], flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)?;
-        add(&self.block.tcp_sent, sent as u64);
-        source.advance_over(sent);
-        Ok(sent)
+        let mut total = 0;
+        // All of it, or as much as there is room for: programs take less for a sign that there is none.
+        while source.left() > 0 {
+            let count = source.window(u64::MAX, &mut list);
+            let asked: usize = list[..count].iter().map(|piece| piece.iov_len).sum();
+            let sent = transmit(fd, &mut list[..count], flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+            if sent == Err(Errno::AGAIN) || sent.is_ok_and(|sent| sent < asked) {
+                // An edge is owed for room, in the ring if the direction leaves TCP before there is any here.
+                self.block.raise(flag::NO_SPACE);
+            }
+            match sent {
+                Ok(sent) => {
+                    add(&self.block.tcp_sent, sent as u64);
+                    source.advance_over(sent);
+                    total += sent;
+                    if sent < asked {
+                        break;
+                    }
+                }
+                Err(_) if total > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(total)
     }
 
     /// A write to a peer that is gone. After a reset it fails. After an orderly end the kernel accepts one write, and the

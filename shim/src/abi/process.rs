@@ -101,9 +101,11 @@ macro_rules! executes {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             guard(|| {
-                process::before_exec();
+                let let_go = process::before_exec();
                 // SAFETY: the program's own arguments.
-                unsafe { real::$name($($arg),*) }
+                let failed = unsafe { real::$name($($arg),*) };
+                process::exec_failed(let_go);
+                failed
             })
         }
     )*};

@@ -7,6 +7,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
+use thallus_transport::arena::Block;
 use thallus_transport::reason::Reason;
 use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
 use thallus_transport::uninterrupted::Uninterrupted;
@@ -175,11 +176,7 @@ pub(crate) fn before_spawn() {
     let deadline = Instant::now() + PATIENCE;
     errno::keep(|| {
         for fd in table::descriptors() {
-            // SAFETY: a number; the kernel says whether it is open.
-            let borrowed = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
-            let kept = rustix::io::fcntl_getfd(borrowed)
-                .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
-            if kept {
+            if !closes_on_exec(fd) {
                 const STANDARD: std::ops::RangeInclusive<i32> = 0..=libc::STDERR_FILENO;
                 if STANDARD.contains(&fd) {
                     stream::settle_until(fd, Reason::InheritedByExec, deadline);
@@ -191,16 +188,50 @@ pub(crate) fn before_spawn() {
     });
 }
 
-/// A program is about to replace this one.
-pub(crate) fn before_exec() {
+/// A program is about to replace this one. Gives back what [`exec_failed`] takes.
+pub(crate) fn before_exec() -> Vec<&'static Block> {
     before_spawn();
-    if !is_stranger() {
-        errno::keep(|| {
-            if stats::has_connections() {
-                stats::write(false);
-            }
-        });
+    if is_stranger() {
+        return Vec::new();
     }
+    errno::keep(|| {
+        if stats::has_connections() {
+            stats::write(false);
+        }
+        let_go_of_those_that_close()
+    })
+}
+
+/// Lets go of connections that others have, too, and whose descriptors here are all close-on-exec: or they would count as
+/// shared as long as the program runs. This process's own are the kernel's to close.
+fn let_go_of_those_that_close() -> Vec<&'static Block> {
+    let inherited: Vec<_> = table::descriptors()
+        .filter(|&fd| !closes_on_exec(fd))
+        .filter_map(|fd| Some(std::ptr::from_ref(table::enter_adult(fd)?.slot)))
+        .collect();
+    let mut let_go = Vec::new();
+    table::for_each(|slot, connection, _| {
+        if !inherited.contains(&std::ptr::from_ref(slot)) && !connection.block.held_only_by(process::id()) {
+            connection.block.release(process::id());
+            let_go.push(connection.block);
+        }
+    });
+    let_go
+}
+
+fn closes_on_exec(fd: i32) -> bool {
+    // SAFETY: a number; the kernel says whether it is open.
+    let borrowed = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
+    rustix::io::fcntl_getfd(borrowed).is_ok_and(|flags| flags.contains(rustix::io::FdFlags::CLOEXEC))
+}
+
+/// The program could not be started: this one goes on.
+pub(crate) fn exec_failed(let_go: Vec<&'static Block>) {
+    errno::keep(|| {
+        for block in let_go {
+            block.hold(process::id());
+        }
+    });
 }
 
 static WRITTEN: AtomicBool = AtomicBool::new(false);

@@ -88,6 +88,12 @@ pub(crate) unsafe fn transmit(
             if result > 0 {
                 visit.sent(result as u64);
             }
+            if is_short(result, length(list)) {
+                drop(visit);
+                errno::keep(|| {
+                    table::enter(fd).inspect(|call| call.connection().block.raise(flag::NO_SPACE))
+                });
+            }
             return result;
         }
     };
@@ -106,11 +112,31 @@ pub(crate) unsafe fn transmit(
         return errno::count(result);
     }
     let result = kernel();
-    if result > 0 {
-        let sent = &call.connection().block.tcp_sent;
-        sent.fetch_add(result as u64, std::sync::atomic::Ordering::Relaxed);
-    }
+    note_sent(&call, result, length(list));
     result
+}
+
+/// The kernel sent `result` bytes of `asked` over TCP.
+fn note_sent(call: &table::Call, result: isize, asked: usize) {
+    let block = call.connection().block;
+    if result > 0 {
+        block.tcp_sent.fetch_add(result as u64, Ordering::Relaxed);
+    }
+    if is_short(result, asked) {
+        // The kernel owes an edge, which must not be lost if the connection leaves TCP before it comes.
+        block.raise(flag::NO_SPACE);
+    } else if block.has(flag::NO_SPACE) {
+        block.lower(flag::NO_SPACE);
+    }
+}
+
+/// Whether less than `asked` was sent because there was no room for more.
+fn is_short(result: isize, asked: usize) -> bool {
+    usize::try_from(result).map_or_else(|_| errno::now() == Errno::AGAIN, |sent| sent < asked)
+}
+
+fn length(list: &[libc::iovec]) -> usize {
+    list.iter().fold(0, |sum, piece| sum.saturating_add(piece.iov_len))
 }
 
 /// The kernel sends it to the thread that wrote.
@@ -219,10 +245,7 @@ pub(crate) unsafe fn send_file(
         return result;
     }
     let result = kernel();
-    if result > 0 {
-        let sent = &call.connection().block.tcp_sent;
-        sent.fetch_add(result as u64, std::sync::atomic::Ordering::Relaxed);
-    }
+    note_sent(&call, result, count);
     result
 }
 

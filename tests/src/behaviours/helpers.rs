@@ -17,6 +17,7 @@ pub fn run(name: &str, arguments: &[&str]) {
         "ask" => peers::request_echoes(fd(0), 60, 3000),
         "accept" => accept(fd(0), fd(1)),
         "nothing" => {}
+        "wait" => assert_eq!(calls::quietly(|| calls::read(fd(0), 1)), Ok(Vec::new())),
         _ => panic!("no helper is called {name}"),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::peers::{echo, request_echoes, send_all};
 use super::{Behaviour, Tally};
-use crate::calls::{self, Child, End, Fd, Leave, Program, fork, quietly};
+use crate::calls::{self, Child, End, Errno, Fd, Leave, Program, fork, quietly};
 use crate::say;
 use crate::side::{
     Pattern, Side, await_readable, receive_exactly, receive_pattern, send_pattern, while_blocked,
@@ -34,6 +34,8 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("fork_while_a_thread_reads", fork_while_reading, sends_once),
     Behaviour::connected("programs_that_do_not_care", programs_that_do_not_care, echoes)
         .alone(&["inherited-by-exec"]),
+    Behaviour::whole("beside_programs_that_children_became", beside_programs, asks, Tally::Upgraded(1)),
+    Behaviour::whole("where_a_program_cannot_be_started", beside_a_missing_program, asks, Tally::Total(1)),
     Behaviour::connected("forked_before_and_used_after", forked_before, echoes)
         .alone(SHARED)
         .tally(Tally::Total(1), Tally::Total(1)),
@@ -71,6 +73,51 @@ fn serve_in_child(side: &Side, leave: Leave) {
     });
     quietly(|| calls::close(fd)).expect("close");
     child.wait_for_success();
+    side.sync("done");
+}
+
+/// As a server that has made its connections close-on-exec, and starts programs that live as long as they do.
+fn beside_programs(side: &Side) {
+    let listener = side.listen();
+    let fd = calls::accept4(listener, libc::SOCK_CLOEXEC).expect("accept4");
+    let (reading, writing) = quietly(calls::pipe).expect("pipe");
+    quietly(|| {
+        calls::set_close_on_exec(reading, false).expect("F_SETFD");
+        calls::set_close_on_exec(writing, true).expect("F_SETFD");
+    });
+    let program = Program::helper("wait", &[&reading.to_string()], true);
+    let children: Vec<Child> = (0..3)
+        .map(|_| {
+            fork(Leave::AtOnce, || {
+                let errno = program.exec();
+                panic!("execve: {errno}");
+            })
+        })
+        .collect();
+    say!("echoed {}", echo(fd));
+    quietly(|| {
+        calls::close(fd).expect("close");
+        calls::close(writing).expect("close");
+    });
+    for child in children {
+        child.wait_for_success();
+    }
+    side.sync("done");
+}
+
+/// The child that could not become a program goes on with the connection.
+fn beside_a_missing_program(side: &Side) {
+    let listener = side.listen();
+    let fd = calls::accept4(listener, libc::SOCK_CLOEXEC).expect("accept4");
+    let child = fork(Leave::Exit, || {
+        assert_eq!(Program::missing().exec(), Errno::ENOENT);
+        for _ in 0..10 {
+            send_all(fd, &quietly(|| calls::recv(fd, 65536, 0)).expect("recv"));
+        }
+    });
+    child.wait_for_success();
+    say!("echoed {}", echo(fd) > 0);
+    calls::close(fd).expect("close");
     side.sync("done");
 }
 

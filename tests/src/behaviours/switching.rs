@@ -4,12 +4,13 @@
 //! pauses of random length, when the upgrade comes. Each stream must arrive without a byte lost, doubled
 //! or out of place.
 
-use super::peers::{request_echoes, send_all};
+use super::peers::{fill, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, quietly};
 use crate::say;
 use crate::side::{
-    ARRIVAL, Pattern, Side, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern,
+    ARRIVAL, Pattern, Side, await_readable, receive_exactly, receive_pattern, receive_pattern_to_end,
+    send_pattern,
 };
 
 const RUNS: u64 = 40;
@@ -33,8 +34,74 @@ pub(super) const ALL: &[Behaviour] = &[
             Tally::Mixed(0, &[("no-answer", RUNS)]),
             Tally::Mixed(0, &[("shutdown-before-upgrade", RUNS)]),
         ),
+    Behaviour::whole("full_while_it_leaves_tcp", fills_while_switching, empties_and_asks, Tally::Upgraded(1))
+        .environment(&[("THALLUS_SPIN_US", "0")]),
+    Behaviour::whole(
+        "full_before_it_leaves_tcp",
+        fills_before_switching,
+        empties_and_asks,
+        Tally::Upgraded(1),
+    )
+    .environment(&[("THALLUS_SPIN_US", "0")]),
     Behaviour::whole("peeking_all_along", peeks_along, asks, Tally::Upgraded(RUNS)),
 ];
+
+/// The connection leaves TCP at the first write, which is of more pieces than one system call of ours takes. Then it is
+/// filled, over TCP, because the client is not ready yet.
+fn fills_while_switching(side: &Side) {
+    fills(side, |fd| {
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"ask".to_vec()));
+        assert_eq!(calls::writev(fd, &[&[b'f'; 100][..]; 40]), Ok(4000));
+        4000 + fill(fd)
+    });
+}
+
+/// The connection is filled, and leaves TCP at the next read.
+fn fills_before_switching(side: &Side) {
+    fills(side, |fd| {
+        let total = fill(fd);
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"ask".to_vec()));
+        assert_eq!(quietly(|| calls::recv(fd, 10, 0)), Err(Errno::EAGAIN));
+        total
+    });
+}
+
+/// `until_full` gives back how much it has written. When the client is ready, the edge for room is still owed.
+fn fills(side: &Side, until_full: impl Fn(Fd) -> usize) {
+    const EVENTS: libc::c_int = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET;
+    let listener = side.listen();
+    let fd = calls::accept4(listener, libc::SOCK_NONBLOCK).expect("accept4");
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, EVENTS, 1).expect("EPOLL_CTL_ADD");
+    side.sync("asked");
+    await_readable(fd);
+    assert!(quietly(|| calls::epoll_wait(epfd, 4, -1)).is_ok_and(|ready| ready[0].has(libc::EPOLLOUT)));
+    let total = quietly(|| until_full(fd));
+    side.tell(total as u64);
+    side.sync("emptied");
+    let room = quietly(|| calls::epoll_wait(epfd, 4, -1)).expect("epoll_wait");
+    assert!(room[0].has(libc::EPOLLOUT));
+    calls::set_nonblocking(fd, false).expect("FIONBIO");
+    for _ in 0..20 {
+        quietly(|| assert_eq!(receive_exactly(fd, 3), b"ask"));
+        quietly(|| send_all(fd, b"answer"));
+    }
+    side.sync("done");
+}
+
+fn empties_and_asks(side: &Side) {
+    let fd = side.connect();
+    send_all(fd, b"ask");
+    side.sync("asked");
+    let total = side.told() as usize;
+    quietly(|| receive_exactly(fd, total));
+    side.sync("emptied");
+    for _ in 0..20 {
+        quietly(|| send_all(fd, b"ask"));
+        assert_eq!(quietly(|| receive_exactly(fd, 6)), b"answer");
+    }
+    side.sync("done");
+}
 
 /// Small random numbers of a known seed.
 struct Dice(u64);

@@ -155,6 +155,11 @@ impl Program {
         Self { path, arguments: all, environment }
     }
 
+    /// A program that is not there.
+    pub fn missing() -> Self {
+        Self { path: c"/nowhere/nothing".to_owned(), arguments: Vec::new(), environment: Vec::new() }
+    }
+
     /// execve(2). Does not return unless it fails.
     pub fn exec(&self) -> Errno {
         let (arguments, environment) = (pointers(&self.arguments), pointers(&self.environment));

@@ -139,6 +139,19 @@ impl Scene {
         Ok(output.stdout)
     }
 
+    /// Waits for something that no [`Service`] of its own does.
+    ///
+    /// # Errors
+    /// If it takes too long.
+    pub fn await_that(&self, what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+        let start = Instant::now();
+        while !holds() {
+            ensure!(start.elapsed() < DEADLINE, "waited in vain: {what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
     /// Starts a program that runs until [`Service`] is dropped or stopped.
     ///
     /// # Errors
