@@ -81,9 +81,11 @@ fn beside_programs(side: &Side) {
     let listener = side.listen();
     let fd = calls::accept4(listener, libc::SOCK_CLOEXEC).expect("accept4");
     let (reading, writing) = quietly(calls::pipe).expect("pipe");
+    let (started, starting) = quietly(calls::pipe).expect("pipe");
     quietly(|| {
         calls::set_close_on_exec(reading, false).expect("F_SETFD");
         calls::set_close_on_exec(writing, true).expect("F_SETFD");
+        calls::set_close_on_exec(starting, true).expect("F_SETFD");
     });
     let program = Program::helper("wait", &[&reading.to_string()], true);
     let children: Vec<Child> = (0..3)
@@ -94,6 +96,10 @@ fn beside_programs(side: &Side) {
             })
         })
         .collect();
+    quietly(|| {
+        calls::close(starting).expect("close");
+        assert_eq!(calls::read(started, 1), Ok(vec![]), "all of them are programs");
+    });
     say!("echoed {}", echo(fd));
     quietly(|| {
         calls::close(fd).expect("close");
