@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::message::{Author, Phase, Reader};
 use super::role::{Meter, Report, Session, Usage};
@@ -58,10 +59,46 @@ pub(super) fn drive(session: &Session, size: usize, connections: usize) -> anyho
     Ok(Report { seconds: elapsed.as_secs_f64(), connections: connections as u64, ..used })
 }
 
+/// Bytes of a message in a herd.
+pub(super) const HERD_SIZE: usize = 64;
+/// Round trips on each connection of a herd, before most of them are left alone.
+const ROUND_TRIPS: usize = 12;
+/// Descriptors that are not connections. The library needs some while they look for their peers.
+const OTHERS: u64 = 1024;
+
+/// Keeps one message outstanding on each of `active` connections, while others are open.
+pub(super) fn drive_herd(session: &Session, active: usize, connections: usize) -> anyhow::Result<Report> {
+    let mut clients = Clients::new(HERD_SIZE)?;
+    clients.open(&session.endpoint, connections)?;
+    for _ in 0..ROUND_TRIPS {
+        clients.run(Phase::WarmUp, Duration::ZERO)?;
+    }
+    clients.active = active;
+    clients.run(Phase::WarmUp, Duration::from_secs_f64(session.warm_up))?;
+    let before = Usage::now(false)?;
+    let (operations, elapsed) = clients.run(Phase::Measured, Duration::from_secs_f64(session.seconds))?;
+    let used = Usage::now(false)?.since(&before, operations);
+    clients.say_once(Phase::End)?;
+    Ok(Report { seconds: elapsed.as_secs_f64(), connections: connections as u64, ..used })
+}
+
+/// Lets this process, and those that it starts, open so many connections.
+pub(super) fn allow_connections(count: usize) -> anyhow::Result<()> {
+    let wanted = count as u64 + OTHERS;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("RLIMIT_NOFILE")?;
+    if soft < wanted {
+        ensure!(hard >= wanted, "it needs {wanted} descriptors, and the limit is {hard} (ulimit -Hn)");
+        setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).context("RLIMIT_NOFILE")?;
+    }
+    Ok(())
+}
+
 /// The connections of a client.
 pub(super) struct Clients {
     events: Events,
     all: Vec<Client>,
+    /// How many of them are used.
+    active: usize,
     size: usize,
 }
 
@@ -73,7 +110,7 @@ struct Client {
 impl Clients {
     /// None yet, for messages of `size` bytes.
     pub(super) fn new(size: usize) -> anyhow::Result<Self> {
-        Ok(Self { events: Events::new()?, all: Vec::new(), size })
+        Ok(Self { events: Events::new()?, all: Vec::new(), active: 0, size })
     }
 
     /// Opens `count` more connections.
@@ -85,16 +122,17 @@ impl Clients {
             let author = Author::new(u16::try_from(number)?, self.size);
             self.all.push(Client { channel: Channel::new(stream, self.size), author });
         }
+        self.active = self.all.len();
         Ok(())
     }
 
-    /// Round trips on all connections at once for at least `limit`, and at least one on each; returns their
+    /// Round trips on all active connections at once for at least `limit`, and at least one on each; returns their
     /// number, and the time until the last reply was in.
     pub(super) fn run(&mut self, phase: Phase, limit: Duration) -> anyhow::Result<(u64, Duration)> {
         let start = Instant::now();
         let mut count = 0;
-        let mut outstanding = self.all.len();
-        for number in 0..self.all.len() {
+        let mut outstanding = self.active;
+        for number in 0..self.active {
             self.begin(number, phase)?;
         }
         let mut expired = false;

@@ -167,7 +167,9 @@ impl Bench<'_> {
 fn evaluate(workload: Workload, client: &Report, server: &Report) -> anyhow::Result<Sample> {
     let operations = client.operations as f64;
     let value = match workload {
-        Workload::PingPong { .. } | Workload::Connect => operations / client.seconds,
+        Workload::PingPong { .. } | Workload::Herd { .. } | Workload::Connect { .. } => {
+            operations / client.seconds
+        }
         Workload::Stream { .. } => operations * stream::BLOCK as f64 / client.seconds / 1e9,
         Workload::Idle { connections } => {
             let memory = client.memory.zip(server.memory).context("no memory in the reports")?;
@@ -175,8 +177,10 @@ fn evaluate(workload: Workload, client: &Report, server: &Report) -> anyhow::Res
         }
     };
     let is_idle = matches!(workload, Workload::Idle { .. });
-    let agree = is_idle || client.operations == server.operations;
-    ensure!(agree, "the client counted {} messages, the server {}", client.operations, server.operations);
+    let requests = if let Workload::Connect { requests } = workload { requests as u64 } else { 1 };
+    let messages = client.operations * requests;
+    let agree = is_idle || messages == server.operations;
+    ensure!(agree, "the client counted {messages} messages, the server {}", server.operations);
     Ok(Sample {
         value,
         cpu_per_million: (!is_idle).then(|| (client.cpu_seconds + server.cpu_seconds) / operations * 1e6),

@@ -61,10 +61,12 @@ pub(super) enum Wait {
 pub(super) enum Workload {
     /// Messages of `size` bytes, echoed; one outstanding on each connection. Round trips per second.
     PingPong { wait: Wait, size: usize, connections: usize },
+    /// The same with 64 bytes, in `epoll_wait`, on the first `active` of `connections`; the others are idle, and have been used.
+    Herd { active: usize, connections: usize },
     /// 64 KiB writes one way, from and into `memory` bytes in turn. Gigabytes (10⁹) per second.
     Stream { memory: usize },
-    /// Connect, one 64-byte request and reply, close; one after the other. Connections per second.
-    Connect,
+    /// Connect, 64-byte requests and replies in turn, close; one connection after the other. Connections per second.
+    Connect { requests: usize },
     /// Memory of `connections` idle connections, both processes together. Bytes per connection.
     Idle { connections: usize },
 }
@@ -142,7 +144,9 @@ impl fmt::Display for Workload {
             }
             Self::Stream { memory } if *memory < MIB => write!(out, "stream/{}KiB", memory / 1024),
             Self::Stream { memory } => write!(out, "stream/{}MiB", memory / MIB),
-            Self::Connect => out.write_str("connect/64"),
+            Self::Herd { active, connections } => write!(out, "herd/64/{active}-of-{connections}"),
+            Self::Connect { requests: 1 } => out.write_str("connect/64"),
+            Self::Connect { requests } => write!(out, "connect/64-{requests}-times"),
             Self::Idle { connections } => write!(out, "idle/{connections}"),
         }
     }
@@ -178,7 +182,10 @@ fn all(cpus: &[usize]) -> Vec<Variant> {
     let small = Workload::PingPong { wait: Wait::Blocking, size: 64, connections: 1 };
     let many = Workload::PingPong { wait: Wait::Epoll, size: 64, connections: 50 };
     let cached = Workload::Stream { memory: stream::BLOCK };
-    workloads.extend([many, cached, Workload::Stream { memory: 64 * MIB }, Workload::Connect]);
+    let connect = Workload::Connect { requests: 1 };
+    workloads.extend([many, cached, Workload::Stream { memory: 64 * MIB }, connect]);
+    // Around the length at which leaving TCP pays.
+    workloads.extend([6, 12, 40].map(|requests| Workload::Connect { requests }));
 
     let placements = placements(cpus);
     let everywhere = |workload: Workload, one_sided: bool| {
@@ -192,11 +199,16 @@ fn all(cpus: &[usize]) -> Vec<Variant> {
         placements.iter().map(variant).collect::<Vec<_>>()
     };
     let mut plan: Vec<_> = workloads.into_iter().flat_map(|workload| everywhere(workload, false)).collect();
-    let idle = Workload::Idle { connections: 200 };
-    plan.extend(
-        everywhere(idle, false).into_iter().filter(|variant| variant.placement == Placement::Unpinned),
-    );
-    let one_sided = [small, many, cached, Workload::Connect];
+    let mut once = |workload: Workload, wanted: &str| {
+        plan.extend(
+            everywhere(workload, false).into_iter().filter(|variant| variant.placement.name() == wanted),
+        );
+    };
+    once(Workload::Idle { connections: 200 }, "unpinned");
+    for connections in [100, 10_000] {
+        once(Workload::Herd { active: 100, connections }, "cores");
+    }
+    let one_sided = [small, many, cached, connect];
     plan.extend(one_sided.into_iter().flat_map(|workload| everywhere(workload, true)));
     plan
 }

@@ -164,9 +164,9 @@ fn sample_json(sample: &Sample) -> Value {
 
 fn unit(workload: Workload) -> &'static str {
     match workload {
-        Workload::PingPong { .. } => "round trips/s",
+        Workload::PingPong { .. } | Workload::Herd { .. } => "round trips/s",
         Workload::Stream { .. } => "GB/s",
-        Workload::Connect => "connections/s",
+        Workload::Connect { .. } => "connections/s",
         Workload::Idle { .. } => "bytes/connection",
     }
 }
@@ -224,7 +224,8 @@ fn ratio(measured: &Measured, transport: Transport) -> Result<f64, &'static str>
         Some(Spread::of(series.samples.iter().map(|sample| sample.value))?.median)
     };
     let (Some(tcp), Some(own)) = (median(Transport::Tcp), median(transport)) else { return Err("–") };
-    let about_upgrades = transport == Transport::Thallus && measured.variant.workload != Workload::Connect;
+    let about_upgrades =
+        transport == Transport::Thallus && !matches!(measured.variant.workload, Workload::Connect { .. });
     if about_upgrades && !measured.series(transport).is_some_and(all_upgraded) {
         return Err("not claimed: not upgraded");
     }

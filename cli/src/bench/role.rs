@@ -68,7 +68,8 @@ pub(super) fn serve(session: &str) -> anyhow::Result<()> {
         }
         Workload::PingPong { wait, size, .. } => ping_pong::serve(&listener, wait, size),
         Workload::Stream { memory } => stream::serve(&listener, memory),
-        Workload::Connect => connect::serve(&listener),
+        Workload::Herd { .. } => event_loop::serve(&listener, event_loop::HERD_SIZE, Meter::new()),
+        Workload::Connect { .. } => connect::serve(&listener),
         Workload::Idle { .. } => idle::serve(&listener),
     };
     say(&report?)
@@ -81,9 +82,10 @@ pub(super) fn drive(session: &str) -> anyhow::Result<()> {
         Workload::PingPong { wait: Wait::Epoll, size, connections } => {
             event_loop::drive(&session, size, connections)
         }
+        Workload::Herd { active, connections } => event_loop::drive_herd(&session, active, connections),
         Workload::PingPong { wait, size, .. } => ping_pong::drive(&session, wait, size),
         Workload::Stream { memory } => stream::drive(&session, memory),
-        Workload::Connect => connect::drive(&session),
+        Workload::Connect { requests } => connect::drive(&session, requests),
         Workload::Idle { connections } => idle::drive(&session, connections),
     };
     say(&report?)
@@ -92,6 +94,9 @@ pub(super) fn drive(session: &str) -> anyhow::Result<()> {
 fn start(session: &str) -> anyhow::Result<Session> {
     set_pdeathsig(Signal::SIGKILL).context("follow the parent")?;
     let session: Session = from_json(session)?;
+    if let Workload::Herd { connections, .. } = session.workload {
+        event_loop::allow_connections(connections)?;
+    }
     if let Some(cpu) = session.cpu {
         let mut set = CpuSet::new();
         set.set(cpu).context("CPU number")?;

@@ -346,14 +346,12 @@ impl Set {
         let many = hot.len() > FEW;
         let enough = (VAIN_LOOKS[0] / hot.len().max(1)).max(VAIN_LOOKS[1]);
         let most = hot.len().div_ceil(COOLED_AT_ONCE);
-        for index in 0..hot.len() {
+        let mut looked_at = hot.len();
+        for (index, &fd) in hot.iter().enumerate() {
             if count == events.len() {
-                // Whoever was not reached comes first next time.
-                hot.rotate_left(index);
-                idle.clear();
+                looked_at = index;
                 break;
             }
-            let fd = hot[index];
             let Some(member) = by_fd.get_mut(&fd).filter(|member| member.round != round) else { continue };
             let bits = member.report(0, round);
             if bits != 0 {
@@ -369,7 +367,7 @@ impl Set {
                 idle.push(index);
             }
         }
-        // From behind: what takes the place of the removed one has been looked at.
+        // From behind, so that the numbers of the others stay.
         for index in idle.into_iter().rev() {
             let fd = members.hot.swap_remove(index);
             if members.sync(self, fd)
@@ -379,6 +377,9 @@ impl Set {
                 members.hot.push(fd);
             }
         }
+        // Whoever was not reached comes first next time.
+        let looked_at = looked_at.min(members.hot.len());
+        members.hot.rotate_left(looked_at);
         for fd in spent {
             members.sync(self, fd);
         }
