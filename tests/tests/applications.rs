@@ -11,4 +11,5 @@ mod applications {
     mod python;
     mod redis;
     mod services;
+    mod ssh;
 }

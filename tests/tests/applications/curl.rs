@@ -12,7 +12,7 @@ use super::exchange::listens;
 const LENGTH: usize = 50 << 20;
 
 /// Serves the folder "files" of the scene.
-fn serve(scene: &Scene, shimmed: bool, protocol: &str) -> Result<(Service, u16)> {
+pub(super) fn serve(scene: &Scene, shimmed: bool, protocol: &str) -> Result<(Service, u16)> {
     let port = free_port()?;
     let mut command = scene.command(shimmed, "server", program("python3", "python3")?)?;
     command.args(["-m", "http.server", "--bind", "127.0.0.1", "--protocol", protocol, "--directory"]);
