@@ -3,9 +3,13 @@
 mod applications {
     mod calls;
     mod curl;
+    mod exchange;
+    mod handed_on;
     mod lending;
     mod nginx;
     mod postgres;
     mod python;
     mod redis;
+    mod services;
+    mod ssh;
 }

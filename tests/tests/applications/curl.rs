@@ -7,10 +7,12 @@ use rustix::process::Signal;
 use thallus_tests::harness::{Scene, Service, Stats, TOO_SHORT, free_port, program, turn};
 use thallus_tests::side::Pattern;
 
+use super::exchange::listens;
+
 const LENGTH: usize = 50 << 20;
 
 /// Serves the folder "files" of the scene.
-fn serve(scene: &Scene, shimmed: bool, protocol: &str) -> Result<(Service, u16)> {
+pub(super) fn serve(scene: &Scene, shimmed: bool, protocol: &str) -> Result<(Service, u16)> {
     let port = free_port()?;
     let mut command = scene.command(shimmed, "server", program("python3", "python3")?)?;
     command.args(["-m", "http.server", "--bind", "127.0.0.1", "--protocol", protocol, "--directory"]);
@@ -19,12 +21,6 @@ fn serve(scene: &Scene, shimmed: bool, protocol: &str) -> Result<(Service, u16)>
     // Not by connecting, which would count.
     service.await_ready(|| listens(port))?;
     Ok((service, port))
-}
-
-/// Whether some socket listens at 127.0.0.1:`port`.
-fn listens(port: u16) -> bool {
-    let wanted = format!("0100007F:{port:04X} 00000000:0000 0A");
-    fs::read_to_string("/proc/net/tcp").is_ok_and(|table| table.contains(&wanted))
 }
 
 fn download(shimmed_server: bool, shimmed_client: bool) -> Result<[Stats; 2]> {
