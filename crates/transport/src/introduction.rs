@@ -132,10 +132,10 @@ impl Connection {
     ) -> Result<usize, Errno> {
         let _uninterrupted = Uninterrupted::begin();
         let Some(seal) = self.seal() else { return Err(Errno::NOTCONN) };
-        let (greeting, link) = match segment.greeting() {
+        let (greeting, refused) = match segment.greeting() {
             Greeting::OwesReply => self.reply(segment, seal),
             _ => match self.hello() {
-                Ok(hello) => (Some(hello), Err(Reason::NoAnswer)),
+                Ok(hello) => (Some(hello), None),
                 Err(reason) => {
                     segment.set_greeting(Greeting::Done);
                     self.give_up(fd, reason);
@@ -158,20 +158,11 @@ impl Connection {
         };
         add(&self.block.tcp_sent, sent as u64);
         source.advance_over(sent);
-        match (greeting.kind, link) {
-            (Kind::Hello, _) => {
-                segment.set_greeting(Greeting::AwaitsReply);
-                self.block.note(Reason::NoAnswer);
-            }
-            (_, Ok(link)) => {
-                segment.attach(link);
-                segment.set_greeting(Greeting::Done);
-                self.block.note(Reason::NoAnswer);
-            }
-            (_, Err(reason)) => {
-                segment.set_greeting(Greeting::Done);
-                self.give_up(fd, reason);
-            }
+        let hello = greeting.kind == Kind::Hello;
+        segment.set_greeting(if hello { Greeting::AwaitsReply } else { Greeting::Done });
+        match refused {
+            None => self.block.note(Reason::NoAnswer),
+            Some(reason) => self.give_up(fd, reason),
         }
         if source.left() == 0 {
             return Ok(sent);
@@ -194,24 +185,35 @@ impl Connection {
         Ok(greeting::Greeting { kind: Kind::Hello, nonce: *nonce, endpoint, memory })
     }
 
-    /// Server: the answer to the HELLO that waits in the segment, and a queue pair that is connected to the client's.
-    fn reply(&self, segment: &Segment, seal: Seal<'_>) -> (Option<greeting::Greeting>, Result<Link, Reason>) {
+    /// Server: the answer to the HELLO that waits in the segment, and if it is no, why. Else the segment has a queue pair that
+    /// is connected to the client's from now on: as soon as the client has the reply, it may leave TCP, and another thread
+    /// that reads here must see that before it takes a bell for the application's.
+    fn reply(&self, segment: &Segment, seal: Seal<'_>) -> (Option<greeting::Greeting>, Option<Reason>) {
         let mut bytes = [0u8; LENGTH];
         // SAFETY: room for a greeting, which nobody writes to now.
         unsafe { std::ptr::copy_nonoverlapping(segment.hello().as_ptr(), bytes.as_mut_ptr(), LENGTH) };
         let Opening::Whole(hello) = greeting::Greeting::decode(&bytes, seal, None) else {
-            return (None, Err(Reason::BadOffer));
+            return (None, Some(Reason::BadOffer));
         };
-        let link = self.block.local().ok_or(Reason::NoDevice).and_then(Link::create);
-        let link = link.and_then(|mut link| {
-            link.connect(hello.endpoint, hello.memory, Role::Server, seal.client, hello.nonce)?;
-            Ok(link)
-        });
-        let (kind, (endpoint, memory)) = match &link {
-            Ok(link) => (Kind::Reply, link.introduction()),
-            Err(reason) => (Kind::Refusal(*reason), (Endpoint::default(), Memory::default())),
+        // It is there already if the reply could not be sent before.
+        let refused = if segment.link().is_some() {
+            None
+        } else {
+            let link = self.block.local().ok_or(Reason::NoDevice).and_then(Link::create);
+            let link = link.and_then(|mut link| {
+                link.connect(hello.endpoint, hello.memory, Role::Server, seal.client, hello.nonce)?;
+                Ok(link)
+            });
+            link.map(|link| segment.attach(link)).err()
         };
-        (Some(greeting::Greeting { kind, nonce: hello.nonce, endpoint, memory }), link)
+        let (kind, (endpoint, memory)) = match (refused, segment.link()) {
+            (None, Some(link)) => (Kind::Reply, link.introduction()),
+            (reason, _) => {
+                let reason = reason.unwrap_or(Reason::Refused);
+                (Kind::Refusal(reason), (Endpoint::default(), Memory::default()))
+            }
+        };
+        (Some(greeting::Greeting { kind, nonce: hello.nonce, endpoint, memory }), refused)
     }
 
     /// Before a read: takes a greeting that precedes the application's bytes. True if what is there now, and comes, is
@@ -357,7 +359,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Client: goes on connecting. The caller holds a direction lock.
+    /// Client: goes on connecting. The caller holds the receive lock, so that nobody reads a frame of the server's before the
+    /// queue pair is in use.
     #[cold]
     pub(crate) fn go_on_connecting(&self, fd: i32, segment: &Segment) {
         let _uninterrupted = Uninterrupted::begin();

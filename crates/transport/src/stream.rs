@@ -268,15 +268,18 @@ impl Connection {
     pub fn try_send(&self, fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let block = self.block;
+        if segment.greeting() == Greeting::Connects
+            && let Ok(_guard) = self.lock_receiving(fd)
+            && !self.is_closed()
+        {
+            self.go_on_connecting(fd, segment);
+        }
         let _guard = self.lock_sending(fd)?;
         if block.has(flag::SHUT_WR) {
             return Err(self.untold_reset(segment).unwrap_or(Errno::PIPE));
         }
         if self.is_closed() {
             return Err(Errno::BADF);
-        }
-        if segment.greeting() == Greeting::Connects {
-            self.go_on_connecting(fd, segment);
         }
         let switched = self.send_switched(segment);
         if segment.has_failed() || self.is_asked_back(segment) {

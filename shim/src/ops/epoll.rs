@@ -53,6 +53,8 @@ const VAIN_LOOKS: [usize; 2] = [512 * FEW, 16];
 const COOLED_AT_ONCE: usize = 16;
 /// Waits that memory alone answers between two looks at the kernel's own descriptors.
 const MEMORY_ONLY: u32 = 8;
+/// Reports on connections of ours that such a look passes over, at most, in search of others.
+const PASSED_OVER: u32 = 64;
 
 /// The program made an epoll set.
 pub(crate) fn created(epfd: i32) {
@@ -282,7 +284,7 @@ pub(crate) fn wait(
         let got = set.asleep(|| kernel(epfd, events, remaining(deadline), mask));
         let kept = got.map(|got| {
             let plain = set.active.load(Ordering::SeqCst) == 0 && !set.one_shots.load(Ordering::SeqCst);
-            if plain { got } else { set.sort_out(events, got) }
+            if plain { got } else { set.sort_out(events, got, false) }
         });
         set.looked(look);
         match (got, kept) {
@@ -322,7 +324,8 @@ impl Set {
                 return Ok(ready);
             }
             if timeout == Some(Duration::ZERO) {
-                return self.glance(epfd, events);
+                let have = self.glance(epfd, events)?;
+                return Ok(have + self.collect(&mut events[have..], round));
             }
             let (spin, count) = self.spin(epfd, events, remaining(deadline))?;
             if count > 0 {
@@ -403,11 +406,22 @@ impl Set {
         })
     }
 
-    /// What the kernel reports at once.
+    /// What the kernel reports at once, but for what memory shows of connections that are hot: [`Self::collect`] finds that,
+    /// and it must not hide the kernel's own descriptors from who takes few events at a time.
     fn glance(&'static self, epfd: i32, events: &mut [epoll_event]) -> Result<usize, Errno> {
         let look = self.looks();
-        let got = kernel(epfd, events, Some(Duration::ZERO), std::ptr::null());
-        let kept = got.map(|count| self.sort_out(events, count));
+        let mut turns = self.active.load(Ordering::Relaxed).min(PASSED_OVER);
+        let kept = loop {
+            let got = match kernel(epfd, events, Some(Duration::ZERO), std::ptr::null()) {
+                Ok(got) => got,
+                Err(errno) => break Err(errno),
+            };
+            let kept = self.sort_out(events, got, self.is_awake());
+            if kept > 0 || got < events.len() || turns == 0 {
+                break Ok(kept);
+            }
+            turns -= 1;
+        };
         self.looked(look);
         kept
     }
@@ -457,7 +471,7 @@ impl Set {
         for (call, writes) in armed {
             call.connection().disarm_cold(writes);
         }
-        let kept = result.map(|count| self.sort_out(events, count));
+        let kept = result.map(|count| self.sort_out(events, count, false));
         self.looked(look);
         kept
     }
@@ -508,8 +522,8 @@ impl Set {
     }
 
     /// Sorts out what the kernel reported at `events[..count]`: reports on upgraded connections become what the
-    /// program would see, all others stay. Returns how many are left.
-    fn sort_out(&'static self, events: &mut [epoll_event], count: usize) -> usize {
+    /// program would see, all others stay. If `later`, what memory shows as well is left to it. Returns how many are left.
+    fn sort_out(&'static self, events: &mut [epoll_event], count: usize, later: bool) -> usize {
         if count == 0 {
             return 0;
         }
@@ -518,7 +532,7 @@ impl Set {
         let mut kept = 0;
         for index in 0..count {
             let event = events[index];
-            if let Some(translated) = members.translate(self, event, round) {
+            if let Some(translated) = members.translate(self, event, round, later) {
                 events[kept] = translated;
                 kept += 1;
             }
@@ -533,7 +547,13 @@ impl Members {
     }
 
     /// One kernel report in the program's terms; `None` if it means nothing to the program.
-    fn translate(&mut self, set: &'static Set, event: epoll_event, round: u32) -> Option<epoll_event> {
+    fn translate(
+        &mut self,
+        set: &'static Set,
+        event: epoll_event,
+        round: u32,
+        later: bool,
+    ) -> Option<epoll_event> {
         let (data, reported) = (event.u64, event.events);
         let mut ours = None;
         let mut stranger = true;
@@ -550,11 +570,12 @@ impl Members {
             let before = connection.block.drained.load(Ordering::Relaxed);
             let tcp = connection.observe(member.io, reported);
             let drained = connection.block.drained.load(Ordering::Relaxed) != before;
-            let bits = member.report(tcp, round);
+            let later = later && tcp == 0 && member.due(0) != 0;
+            let bits = if later { 0 } else { member.report(tcp, round) };
             if bits != 0 {
                 ours = Some(epoll_event { events: bits, u64: member.data });
             }
-            let explained = drained || bits != 0 || member.spent || member.deleted || member.kicked;
+            let explained = drained || later || bits != 0 || member.spent || member.deleted || member.kicked;
             if explained || is_ready_in_kernel(member.io) {
                 stranger = false;
             }
