@@ -325,7 +325,7 @@ impl Set {
             }
             if timeout == Some(Duration::ZERO) {
                 let have = self.glance(epfd, events)?;
-                return Ok(have + self.collect(&mut events[have..], round));
+                return Ok(have + self.collect(&mut events[have..], round, false));
             }
             let (spin, count) = self.spin(epfd, events, remaining(deadline))?;
             if count > 0 {
