@@ -60,8 +60,8 @@ pub(crate) struct Listener {
     fds: AtomicU32,
 }
 
-/// So many connections a listener takes until it tries again to announce its port: who had announced it may be gone
-/// (another process with `SO_REUSEPORT`, or the program whose listener this one has inherited).
+/// So many connections a listener takes until it tries again to announce its port, after the first: who had announced it may
+/// be gone (another process with `SO_REUSEPORT`, or the program whose listener this one has inherited).
 const UNTIL_ANNOUNCED_AGAIN: u32 = 8;
 
 impl Listener {
@@ -80,9 +80,7 @@ impl Listener {
 
     fn accepts(&self) {
         let before = self.accepted.fetch_add(1, Ordering::Relaxed);
-        if self.hint.load(Ordering::Relaxed) < 0
-            && before % UNTIL_ANNOUNCED_AGAIN == UNTIL_ANNOUNCED_AGAIN - 1
-        {
+        if self.hint.load(Ordering::Relaxed) < 0 && before.is_multiple_of(UNTIL_ANNOUNCED_AGAIN) {
             errno::keep(|| self.announce());
         }
     }

@@ -24,6 +24,8 @@ use crate::verbs::link::Link;
 use crate::wait::Patience;
 use crate::{process, tcp};
 
+/// So many times as many calls as before the first look for the server's announcement come before the second and last.
+const SECOND_LOOK: u32 = 8;
 /// Calls after an offer during which each call looks for the answer.
 const EAGER_CALLS: u32 = 64;
 /// Calls after which an offer that nobody answered is withdrawn.
@@ -64,6 +66,8 @@ struct Bargain {
     /// The server's answer to it, before the segment.
     arrived: Option<Descriptor>,
     offered_at: u32,
+    /// The server's port was not announced when this client looked.
+    unannounced: bool,
 }
 
 impl Bargain {
@@ -278,7 +282,13 @@ impl Connection {
         let (client, server) = self.addresses(fd, bargain)?;
         let Bargain { offer: Some(offer), arrived, .. } = &mut *bargain else {
             if !rendezvous::is_announced(server.port(), place).map_err(|_| Failure::Stay(Reason::NoFds))? {
-                return Err(Failure::Stay(Reason::PeerWithoutThallus));
+                if std::mem::replace(&mut bargain.unannounced, true) {
+                    return Err(Failure::Stay(Reason::PeerWithoutThallus));
+                }
+                // Two listeners may have a port, of which one announces it, and the other once that has gone.
+                self.block.note(Reason::PeerWithoutThallus);
+                self.next_attempt.store(calls.saturating_mul(SECOND_LOOK), Ordering::Relaxed);
+                return Err(Failure::NotYet);
             }
             bargain.offer = Some(rendezvous::offer(client, server, place).map_err(Failure::Stay)?);
             bargain.offered_at = calls;
