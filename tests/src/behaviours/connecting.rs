@@ -35,7 +35,8 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("bytes_before_accept", accepts_late, writes_at_once, Tally::Upgraded(1)),
     Behaviour::whole("gone_before_accept", accepts_the_dead, writes_and_closes, Tally::Stayed(1)),
     Behaviour::whole("reset_while_it_is_young", writes_to_the_dead, writes_and_closes, Tally::Stayed(1))
-        .tally(Tally::Mixed(0, &[("peer-without-thallus", 1)]), Tally::Stayed(1)),
+        .tally(Tally::Mixed(0, &[("peer-without-thallus", 1)]), Tally::Stayed(1))
+        .over_verbs(Tally::Mixed(0, &[("no-answer", 1)]), Tally::Stayed(1)),
     Behaviour::whole("server_speaks_first", speaks_first, listens_first, Tally::Upgraded(1)).over_verbs(
         Tally::Mixed(0, &[("peer-without-thallus", 1)]),
         Tally::Mixed(0, &[("peer-spoke-first", 1)]),
