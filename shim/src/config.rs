@@ -2,6 +2,7 @@
 //! default is used.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use thallus_transport::environment::is_off;
 use thallus_transport::environment::{self, Complaints};
@@ -12,7 +13,19 @@ use crate::log;
 /// Whether the library does anything in this process. Reads the environment on the first call.
 pub(crate) fn enabled() -> bool {
     static ENABLED: OnceLock<bool> = OnceLock::new();
-    *ENABLED.get_or_init(start)
+    *ENABLED.get_or_init(start) && !is_suspended()
+}
+
+static SUSPENDED: AtomicBool = AtomicBool::new(false);
+
+/// From now on the library does nothing more in this process, as if it were switched off; or does so again.
+pub(crate) fn suspend(yes: bool) {
+    SUSPENDED.store(yes, Ordering::SeqCst);
+}
+
+/// Whether [`suspend`] has been called.
+pub(crate) fn is_suspended() -> bool {
+    SUSPENDED.load(Ordering::Relaxed)
 }
 
 fn start() -> bool {

@@ -223,8 +223,8 @@ impl Connection {
                 self.look_for_the_end(fd, segment);
                 // Real bytes: a lone bell would have been sent after the count that settles the direction.
                 bits |= events & (bit::RDHUP | bit::ALWAYS);
-                // Unless they were a greeting, or the frame by which the peer went back to TCP.
-                let taken = self.covered.load(Ordering::Relaxed) == YES
+                // Unless they were a greeting, or the frame or the last bell by which the peer went back to TCP.
+                let taken = (self.covered.load(Ordering::Relaxed) == YES || self.block.has(flag::RETURNED))
                     && events & (bit::RDHUP | bit::ALWAYS) == 0
                     // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
                     && tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) }) == Ok(0);

@@ -106,6 +106,8 @@ reasons! {
     OtherTransport = 35 => "other-transport",
     /// It had left TCP: the fabric failed, the process forked, or the peer went back.
     Returned = 36 => "returned",
+    /// The program has a seccomp filter made for its own system calls.
+    Sandbox = 37 => "sandbox",
 }
 
 impl fmt::Display for Reason {

@@ -165,6 +165,21 @@ pub extern "C" fn _Exit(status: c_int) -> ! {
     _exit(status)
 }
 
+/// Operations of seccomp(2).
+const SECCOMP_SET_MODE_STRICT: u32 = 0;
+const SECCOMP_SET_MODE_FILTER: u32 = 1;
+
+/// prctl(2), variadic in C: its arguments are where named ones would arrive.
+///
+/// # Safety
+/// As for prctl(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+    // SAFETY: the program's own arguments.
+    let call = || unsafe { real::prctl(option, a, b, c, d) };
+    if option == libc::PR_SET_SECCOMP { guard(|| process::enter_sandbox(call)) } else { call() }
+}
+
 /// syscall(2): those that concern connections go where their libc functions go.
 ///
 /// # Safety
@@ -235,6 +250,9 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_io_uring_setup => {
                 process::uses_io_uring();
                 real::syscall(number, a, b, c, d, e, f)
+            }
+            libc::SYS_seccomp if matches!(a as u32, SECCOMP_SET_MODE_STRICT | SECCOMP_SET_MODE_FILTER) => {
+                process::enter_sandbox(|| real::syscall(number, a, b, c, d, e, f))
             }
             libc::SYS_clone | libc::SYS_clone3 => {
                 process::before_unseen_child();

@@ -168,6 +168,11 @@ fn take_stock(fds: &mut [pollfd], polled: &[Polled]) -> i32 {
     }
     let mut ready = 0;
     for one in polled {
+        // Memory calls a connection readable that has to go back to TCP first: the program might find nothing.
+        let connection = one.call.connection();
+        if connection.is_failing() {
+            let _ = connection.mend(fds[one.index].fd);
+        }
         let bits = wanted(fds, one);
         fds[one.index].revents = (bits as u16).cast_signed();
         ready += i32::from(bits != 0);

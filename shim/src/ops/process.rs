@@ -274,3 +274,28 @@ pub(crate) fn uses_io_uring() {
 pub(crate) fn has_io_uring() -> bool {
     IO_URING.load(Ordering::Relaxed)
 }
+
+/// The program is about to forbid itself system calls, and this library's are not among those that it knows to need: its
+/// connections become the kernel's, and no more are looked after. `call` is the original.
+pub(crate) fn enter_sandbox<T: PartialOrd + From<i8>>(call: impl FnOnce() -> T) -> T {
+    if !config::enabled() || is_stranger() {
+        return call();
+    }
+    let deadline = Instant::now() + PATIENCE;
+    errno::keep(|| {
+        for fd in table::descriptors() {
+            if table::is_connection(fd) && stream::settle_until(fd, Reason::Sandbox, deadline) {
+                table::remove(fd);
+            }
+        }
+        if stats::has_connections() {
+            stats::write(false);
+        }
+    });
+    config::suspend(true);
+    let result = call();
+    if result < T::from(0) {
+        config::suspend(false);
+    }
+    result
+}

@@ -35,6 +35,12 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("programs_that_do_not_care", programs_that_do_not_care, echoes)
         .alone(&["inherited-by-exec"]),
     Behaviour::whole("beside_programs_that_children_became", beside_programs, asks, Tally::Upgraded(1)),
+    Behaviour::connected("child_in_a_sandbox_of_its_own", child_in_sandbox, echoes)
+        .alone(&["sandbox", "shared-before-upgrade"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("child_in_a_sandbox_and_a_peer_that_polls", child_in_sandbox, echoes_by_poll)
+        .alone(&["sandbox", "shared-before-upgrade"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::whole("where_a_program_cannot_be_started", beside_a_missing_program, asks, Tally::Total(1)),
     Behaviour::connected("forked_before_and_used_after", forked_before, echoes)
         .alone(SHARED)
@@ -109,6 +115,48 @@ fn beside_programs(side: &Side) {
         child.wait_for_success();
     }
     side.sync("done");
+}
+
+/// As the part of sshd that talks to strangers: what it may not do kills it.
+fn child_in_sandbox(_side: &Side, fd: Fd) {
+    request_echoes(fd, 10, 3000);
+    let child = fork(Leave::AtOnce, || {
+        let memory = [libc::SYS_brk, libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise];
+        let own = [libc::SYS_read, libc::SYS_write, libc::SYS_close, libc::SYS_exit_group];
+        calls::allow_only(&[&memory[..], &own[..]].concat());
+        for round in 0..20u64 {
+            let message = Pattern::new(round).take(500);
+            quietly(|| assert_eq!(calls::write(fd, &message), Ok(500)));
+            let mut echoed = Vec::new();
+            while echoed.len() < 500 {
+                let more = quietly(|| calls::read(fd, 500 - echoed.len())).expect("read");
+                assert!(!more.is_empty(), "the stream has ended");
+                echoed.extend(more);
+            }
+            assert_eq!(echoed, message);
+        }
+    });
+    child.wait_for_success();
+    request_echoes(fd, 10, 3000);
+    calls::close(fd).expect("close");
+}
+
+/// As ssh, for which a connection that is said to be readable, and is not, has failed.
+fn echoes_by_poll(_side: &Side, fd: Fd) {
+    calls::set_nonblocking(fd, true).expect("FIONBIO");
+    let mut total = 0;
+    quietly(|| {
+        loop {
+            assert_eq!(calls::poll(&[(fd, libc::POLLIN)], -1), Ok(vec![libc::POLLIN]));
+            let data = calls::recv(fd, 65536, 0).expect("it is readable");
+            if data.is_empty() {
+                break;
+            }
+            total += data.len();
+            send_all(fd, &data);
+        }
+    });
+    say!("echoed {total}");
 }
 
 /// The child that could not become a program goes on with the connection.

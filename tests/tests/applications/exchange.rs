@@ -7,14 +7,17 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use thallus_tests::harness::{Scene, Stats};
 
+/// A client's command, with the library or without, given the server's ports.
+type Client<'a> = dyn Fn(&Scene, bool, &[String]) -> Result<Command> + 'a;
+
 /// What a server and a client are started with.
 pub(super) struct Exchange<'a> {
     /// The server; with the library, if so.
     pub(super) server: &'a dyn Fn(&Scene, bool) -> Result<Command>,
     /// The ports of a server that has printed this, once it listens.
     pub(super) ports: &'a dyn Fn(&str) -> Option<Vec<String>>,
-    /// The client, given the server's ports.
-    pub(super) client: &'a dyn Fn(&Scene, bool, &[String]) -> Result<Command>,
+    /// The client.
+    pub(super) client: &'a Client<'a>,
 }
 
 /// What the client printed, and the statistics of both sides.

@@ -43,6 +43,14 @@ def work(who):
             connection.close()
             connection = None
             continue
+        except http.client.IncompleteRead as error:
+            if place != "proxy":
+                wrong.append(f"{place}/{name}: {error!r}")
+                return
+            # So nginx does, over TCP as well, when the worker that it asked ends.
+            connection.close()
+            connection = None
+            continue
         except Exception as error:
             wrong.append(f"{place}/{name}: {error!r}")
             return

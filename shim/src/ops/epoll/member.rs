@@ -107,6 +107,10 @@ impl Member {
         if self.spent || self.deleted || connection.is_closed() {
             return 0;
         }
+        if connection.is_failing() {
+            // Memory calls it readable until it has gone back to TCP: the program might find nothing.
+            let _ = connection.mend(self.io);
+        }
         let mut all = tcp | connection.readiness(self.asked());
         if self.events & ET != 0 && connection.is_stirring() {
             all |= bit::READ;
