@@ -11,6 +11,10 @@ build:
 test *STAGES:
     scripts/test {{STAGES}}
 
+# Ten minutes of large random programs, on the kernel and under the library
+nightly:
+    DIFFERENTIAL_SECONDS=600 DIFFERENTIAL_STEPS=150 scripts/test build differential
+
 # Formatting, clippy, shell scripts
 lint:
     scripts/test format lint scripts

@@ -13,6 +13,7 @@
 
 pub mod behaviours;
 pub mod calls;
+pub mod differential;
 #[cfg(test)]
 mod documents;
 pub mod harness;

@@ -86,6 +86,22 @@ impl<'a> Buffers<'a> {
         }
     }
 
+    /// Copies the next bytes, over as many pieces as that takes; returns how many.
+    pub fn gather(&self, out: &mut [u8]) -> usize {
+        let (mut skip, mut count) = (self.within, 0);
+        let most = out.len().min(self.left);
+        for buffer in self.list {
+            let length = (buffer.iov_len - skip).min(most - count);
+            let source = buffer.iov_base.wrapping_byte_add(skip).cast::<u8>();
+            let target = out[count..].as_mut_ptr();
+            // SAFETY: the application vouches for its buffer; `out` has room for `length` bytes from `count` on.
+            unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
+            count += length;
+            skip = 0;
+        }
+        count
+    }
+
     /// The next pieces as `iovec`s of at most `limit` bytes in all, written to `out`; returns how many.
     pub fn window(&self, limit: u64, out: &mut [libc::iovec; 16]) -> usize {
         let mut room = usize::try_from(limit).unwrap_or(usize::MAX).min(self.left);
@@ -115,7 +131,7 @@ mod tests {
 
     #[test]
     fn pieces_cover_every_byte_once_and_skip_empty_ones() {
-        let (mut a, mut b, mut c) = ([0u8; 3], [0u8; 0], [0u8; 5]);
+        let (mut a, mut b, mut c) = ([1u8, 2, 3], [0u8; 0], [4u8, 5, 6, 7, 8]);
         let list = [iovec(&mut a), iovec(&mut b), iovec(&mut c)];
         let mut buffers = Buffers::new(&list).unwrap();
         assert_eq!(buffers.left(), 8);
@@ -124,6 +140,8 @@ mod tests {
         let mut out = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
         assert_eq!(buffers.window(4, &mut out), 2);
         assert_eq!((out[0].iov_len, out[1].iov_len), (1, 3));
+        let mut together = [0u8; 4];
+        assert_eq!((buffers.gather(&mut together), together), (4, [3, 4, 5, 6]));
         buffers.advance_over(4);
         assert_eq!(buffers.piece(), (c.as_mut_ptr().wrapping_add(3), 2));
         buffers.advance(2);

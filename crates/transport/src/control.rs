@@ -104,8 +104,10 @@ pub mod end {
     pub const RESET: u32 = 4;
     /// It had shut down sending before: the reset comes after an orderly end of the stream.
     pub const LATE: u32 = 8;
+    /// The producer has shut down both directions of a socket that is open: what is sent to it is answered by a reset.
+    pub const DEAF: u32 = 32;
     /// All of these.
-    pub const OF_STREAM: u32 = FIN | CLOSED | RESET | LATE;
+    pub const OF_STREAM: u32 = FIN | CLOSED | RESET | LATE | DEAF;
     /// The producer's side wants to go back to TCP, or has ([`super::Rung::handing`]).
     pub const RETURN: u32 = 16;
 }

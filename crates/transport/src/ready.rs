@@ -59,7 +59,8 @@ impl Connection {
             return bits;
         }
         let switched = self.block.send_switched.load(Ordering::Acquire) != 0;
-        let unwanted = self.block.has(flag::SHUT_WR | flag::PEER_GONE) || ended & end::CLOSED != 0;
+        let unwanted =
+            self.block.has(flag::SHUT_WR | flag::PEER_GONE) || ended & (end::CLOSED | end::DEAF) != 0;
         if unwanted || ((switched || segment.is_ready()) && self.ring_has_space(segment)) {
             bits |= bit::WRITE;
         }
@@ -221,6 +222,12 @@ impl Connection {
                 // Whoever does not ask for bytes waits for what comes behind them.
                 waiting::renew(&self.socket(fd, segment), true, false);
                 self.look_for_the_end(fd, segment);
+                // A peer that has died before it left TCP: no byte of its will come through the ring.
+                if events & bit::ERR != 0 {
+                    self.note_reset();
+                } else if events & (bit::RDHUP | bit::HUP) != 0 && tcp::peer_has_closed(fd) {
+                    self.block.raise(flag::PEER_GONE);
+                }
                 // Real bytes: a lone bell would have been sent after the count that settles the direction.
                 bits |= events & (bit::RDHUP | bit::ALWAYS);
                 // Unless they were a greeting, or the frame or the last bell by which the peer went back to TCP.

@@ -19,7 +19,7 @@ use crate::arena::flag;
 use crate::buffers::Buffers;
 use crate::connection::Connection;
 use crate::control::{Control, end};
-use crate::ring::{HOT_CLASS, Lie, class_size};
+use crate::ring::{HOT_CLASS, Lie, Pushed, class_size};
 use crate::segment::{Greeting, Outlet, Segment};
 use crate::settings::settings;
 use crate::socket::Socket;
@@ -36,6 +36,10 @@ pub(crate) const FAILED: Errno = Errno::NOLINK;
 
 /// Largest piece that is published at once, so that the reader of a long write starts early.
 pub(crate) const PIECE: usize = 32 << 10;
+
+/// Small pieces of one write are published together, up to so many bytes: a reader may count on seeing a header with what
+/// follows it, as it does over TCP.
+const GATHERED: usize = 2048;
 
 /// Pushes without any progress of the consumer after which the sender asks the kernel whether the peer lives.
 const BLIND_PUSHES: u64 = 16;
@@ -91,8 +95,12 @@ impl Connection {
                     }
                 }
                 Some(_) if total > 0 => return Ok(total),
+                Some(Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::FAULT))) => return Err(errno),
                 Some(result) => {
-                    result?;
+                    if let Err(errno) = result {
+                        // It may be for nothing but unread bells.
+                        self.note_error(errno);
+                    }
                     return self.error_of_reads(segment).map_or(Ok(0), Err);
                 }
             }
@@ -185,9 +193,10 @@ impl Connection {
         let ended = segment.incoming().end();
         let ended_before = self.block.has(flag::VOID)
             || (ended & end::FIN != 0 && (ended & end::RESET == 0 || ended & end::LATE != 0));
+        let died = self.block.has(flag::PEER_GONE) && ended & (end::CLOSED | end::DEAF) == 0;
         let was_reset = ended & end::RESET != 0
             || self.block.has(flag::RESET)
-            || (!ended_before && self.block.has(flag::PEER_GONE) && !segment.outgoing().is_empty());
+            || (died && !segment.outgoing().is_empty());
         let error = self.block.error.load(Ordering::Relaxed);
         match i32::try_from(error) {
             Ok(error) if was_reset && error != 0 => Some(Errno::from_raw_os_error(error)),
@@ -290,7 +299,7 @@ impl Connection {
         }
         let producer = segment.outlet();
         let control = segment.outgoing();
-        if block.has(flag::PEER_GONE) || segment.incoming().end() & end::CLOSED != 0 {
+        if block.has(flag::PEER_GONE) || segment.incoming().end() & (end::CLOSED | end::DEAF) != 0 {
             return self.send_into_void(fd, segment, source);
         }
         if self.is_blind(control) && self.peer_is_gone(fd) {
@@ -303,8 +312,12 @@ impl Connection {
         let mut total = 0;
         while source.left() > 0 {
             let (piece, length) = source.piece();
-            // SAFETY: the application vouches for its buffer; the window bounds are the ring's.
-            let pushed = unsafe { producer.push(piece, length.min(PIECE)) };
+            let pushed = if length < source.left() && length < GATHERED {
+                push_gathered(&producer, source)
+            } else {
+                // SAFETY: the application vouches for its buffer; the window bounds are the ring's.
+                unsafe { producer.push(piece, length.min(PIECE)) }
+            };
             let pushed = match pushed {
                 Ok(pushed) => pushed,
                 Err(Failed::Lie) => return Err(self.broken(Lie)),
@@ -330,7 +343,7 @@ impl Connection {
                 }
                 break;
             }
-            source.advance(pushed.bytes);
+            source.advance_over(pushed.bytes);
             total += pushed.bytes;
             if self.is_asked_back(segment) {
                 // The rest goes over TCP.
@@ -449,9 +462,22 @@ impl Connection {
         if self.reset(segment).is_some() {
             return Err(self.untold_reset(segment).unwrap_or(Errno::PIPE));
         }
+        if source.left() == 0 {
+            return Ok(0);
+        }
         let first = self.block.flags.fetch_or(flag::VOID, Ordering::SeqCst) & flag::VOID == 0;
+        let deaf = segment.incoming().end() & (end::CLOSED | end::DEAF) == end::DEAF;
+        if deaf {
+            // Its kernel answers what came over TCP alone.
+            segment.finish(end::RESET | if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 });
+        }
         // SAFETY: one readable byte.
-        match unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } {
+        let sent = unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        // On one host the answer is here already.
+        if deaf || tcp::is_over(fd) {
+            self.block.raise(flag::RESET);
+        }
+        match sent {
             Err(errno) if errno != Errno::AGAIN && !first => Err(Errno::PIPE),
             _ => {
                 let all = source.left();
@@ -538,6 +564,22 @@ impl Connection {
         !producer.has_room() && grow().unwrap_or(false)
     }
 
+    /// Grows the outgoing window for a caller who asks whether it could write: a write now would make it grow. For one who
+    /// `waits` not beyond what stays in cache, because [`Self::grow_for_sleeper`] follows.
+    pub fn grow_for_asker(&self, fd: i32, waits: bool) {
+        let Some(segment) = self.segment() else { return };
+        if self.block.send_switched.load(Ordering::Acquire) == 0 || self.ring_has_space(segment) {
+            return;
+        }
+        let Ok(_guard) = self.lock_sending(fd) else { return };
+        let producer = segment.outlet();
+        let _ = if waits {
+            producer.grow(1, HOT_CLASS.min(settings().largest_class))
+        } else {
+            self.make_room(&producer, segment.outgoing(), 1)
+        };
+    }
+
     /// Gives memory of a window that has grown back, if the ring is empty and nobody uses it now.
     pub fn trim(&self) {
         let Some(segment) = self.segment() else { return };
@@ -566,6 +608,23 @@ impl Connection {
         Ok(true)
     }
 
+    /// Says that this side has shut down both directions. Nobody waits for a bell of its any more, so the kernel may be told,
+    /// too: it wakes the peer.
+    pub fn shut_for_both(&self, fd: i32) {
+        let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return };
+        if self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) {
+            segment.finish(end::DEAF);
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Whether the connection was reset, as the application can know it.
+    pub fn was_reset(&self) -> bool {
+        self.segment().is_some_and(|segment| self.reset(segment).is_some())
+    }
+
     /// Bytes that a read would find, for `FIONREAD`; `None` if the kernel has to be asked.
     pub fn unread(&self, fd: i32) -> Result<u64, Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
@@ -591,6 +650,14 @@ impl Connection {
     pub fn unsent(&self) -> u64 {
         self.segment().map_or(0, |segment| segment.outgoing().used())
     }
+}
+
+#[inline(never)]
+fn push_gathered(producer: &Outlet<'_>, source: &Buffers<'_>) -> Result<Pushed, Failed> {
+    let mut together = [0u8; GATHERED];
+    let length = source.gather(&mut together);
+    // SAFETY: `together` holds so many bytes.
+    unsafe { producer.push(together.as_ptr(), length) }
 }
 
 fn receive(fd: i32, list: &mut [libc::iovec], flags: i32) -> Result<usize, Errno> {

@@ -58,6 +58,12 @@ pub fn peer_has_closed(fd: i32) -> bool {
     !matches!(state(fd), Some(ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
 }
 
+/// Whether the connection is no more: it was reset, or both ends have closed it.
+pub(crate) fn is_over(fd: i32) -> bool {
+    const CLOSE: u8 = 7;
+    state(fd) == Some(CLOSE)
+}
+
 /// Waits for some of `events`, no longer than `limit`. False if that fails.
 pub(crate) fn wait_for(fd: i32, events: PollFlags, limit: Option<Duration>) -> bool {
     // SAFETY: the caller's call is on this descriptor, which is open meanwhile.

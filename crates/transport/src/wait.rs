@@ -299,9 +299,12 @@ impl Connection {
     fn answers_blindly(&self, at_once: bool) -> bool {
         let must_not_wait =
             at_once || (self.nonblocking.load(Ordering::Relaxed) && self.block.held_only_by(process::id()));
-        must_not_wait
-            && self.recv_settled()
-            && self.blind_reads.fetch_add(1, Ordering::Relaxed) % BLIND_READS != BLIND_READS - 1
+        must_not_wait && self.recv_settled() && !self.is_kernels_turn()
+    }
+
+    /// Whether a call that memory can answer should ask the kernel all the same: every eighth time.
+    pub fn is_kernels_turn(&self) -> bool {
+        self.blind_reads.fetch_add(1, Ordering::Relaxed) % BLIND_READS == BLIND_READS - 1
     }
 
     /// recv(2) of no bytes: waits as long as it would for one, and leaves it there.
@@ -309,7 +312,11 @@ impl Connection {
         let mut byte = 0u8;
         let list = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         let mut target = Buffers::new(&list)?;
-        self.recv(fd, &mut target, (flags | libc::MSG_PEEK) & !libc::MSG_TRUNC).map(|_| 0)
+        match self.recv(fd, &mut target, (flags | libc::MSG_PEEK) & !libc::MSG_TRUNC) {
+            // Its time is up: the kernel looks no further once it has waited (`tcp_recvmsg_locked`).
+            Err(Errno::AGAIN) if flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking(fd) => Ok(0),
+            result => result.map(|_| 0),
+        }
     }
 
     /// Sends as send(2) does, sleeping if the socket blocks and `flags` allow it. Raises no signal.
@@ -472,7 +479,7 @@ impl Connection {
             self.ring_has_space(segment)
                 || self.block.has(flag::PEER_GONE)
                 || segment.link().is_some_and(|link| link.has_failed() || link.is_frozen())
-                || segment.incoming().end() & end::CLOSED != 0
+                || segment.incoming().end() & (end::CLOSED | end::DEAF) != 0
                 || self.block.has(flag::RETURNED)
                 || self.is_asked_back(segment)
         };

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use thallus_transport::reason::Reason;
 
 use super::{cancellable, guard};
+use crate::ops::descriptor;
 use crate::ops::stream::{self, list, message_list, one};
 use crate::{errno, real};
 
@@ -218,6 +219,12 @@ pub unsafe extern "C" fn recvmmsg(
         if timeout.as_ref().is_some_and(|left| left.tv_sec < 0 || !(0..SECOND).contains(&left.tv_nsec)) {
             return errno::int(Err(Errno::INVAL));
         }
+        // The kernel looks for it first (`do_recvmmsg` of net/socket.c).
+        if flags & libc::MSG_ERRQUEUE == 0
+            && let Some(errno) = descriptor::take_error(fd)
+        {
+            return errno::int(Err(errno));
+        }
         let start = Instant::now();
         let limit = timeout.as_ref().map(|left| Duration::new(left.tv_sec as u64, left.tv_nsec as u32));
         let done = for_each_message(messages, count, |message, done| {
@@ -309,6 +316,10 @@ pub unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) 
     unsafe {
         // The kernel refuses a bad list.
         let Some(entries) = list(buffers, count) else { return real::writev(fd, buffers, count) };
+        if entries.iter().all(|entry| entry.iov_len == 0) {
+            // Unlike send(2) of no bytes it reaches no socket.
+            return real::writev(fd, buffers, count);
+        }
         transmit(fd, entries, 0, || real::writev(fd, buffers, count))
     }
 }

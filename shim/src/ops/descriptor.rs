@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{c_int, c_void};
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use thallus_transport::arena::flag;
 use thallus_transport::reason::Reason;
@@ -191,17 +192,21 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             }
             continue;
         }
+        let was_reset = connection.was_reset();
         if how != libc::SHUT_RD
             && let Err(errno) = connection.shut_sending(fd)
         {
             return errno::int(Err(errno));
         }
-        if how == libc::SHUT_WR {
-            return 0;
-        }
-        block.raise(flag::SHUT_RD);
-        // Wakes this side's sleepers. Without SHUT_WR, bells still pass to the peer.
-        return call();
+        let result = if how == libc::SHUT_WR {
+            0
+        } else {
+            block.raise(flag::SHUT_RD);
+            // Wakes this side's sleepers. Without SHUT_WR, bells still pass to the peer.
+            call()
+        };
+        connection.shut_for_both(fd);
+        return if was_reset { errno::int(Err(Errno::NOTCONN)) } else { result };
     }
     connection.pin(fd, Reason::ShutdownBeforeUpgrade);
     call()
@@ -310,4 +315,15 @@ pub(crate) unsafe fn option(
         unsafe { error.write_unaligned(ours.map_or(0, Errno::raw_os_error)) };
     }
     result
+}
+
+/// The error waiting at a connection, which this clears.
+pub(crate) fn take_error(fd: i32) -> Option<Errno> {
+    // SAFETY: the program's descriptor, on which it makes a call.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let kernel = rustix::net::sockopt::socket_error(socket).ok().and_then(Result::err);
+    match table::enter_adult(fd) {
+        Some(entered) if entered.connection().is_active() => entered.connection().take_error(kernel),
+        _ => kernel,
+    }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use libc::{pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 use smallvec::SmallVec;
+use thallus_transport::arena::flag;
 use thallus_transport::ready::bit;
 use thallus_transport::uninterrupted::Descriptor;
 use thallus_transport::wait::{Spin, spin_for};
@@ -95,10 +96,14 @@ fn wait_mixed(
 ) -> Result<i32, Errno> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let only_ours = polled.len() == fds.len();
+    for one in polled.iter().filter(|one| asked(fds, one) & bit::WRITE != 0) {
+        let waits = timeout != Some(Duration::ZERO);
+        one.call.connection().grow_for_asker(fds[one.index].fd, waits);
+    }
     loop {
         let ready = take_stock(fds, polled);
         if ready > 0 {
-            if only_ours {
+            if only_ours && !overlooks(fds, polled) {
                 return Ok(ready);
             }
             return glance(fds, polled, true);
@@ -151,6 +156,14 @@ fn wait_mixed(
     }
 }
 
+/// Whether the kernel may know of more than memory shows, where nothing is there to be read: what still comes over TCP; and
+/// that the peer has died, for which it is asked now and then.
+fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
+    let reads = |one: &Polled| u32::from(fds[one.index].revents.cast_unsigned()) & bit::READ != 0;
+    let mut silent = polled.iter().filter(|one| !reads(one)).map(|one| one.call.connection());
+    silent.any(|connection| !connection.recv_settled() || connection.is_kernels_turn())
+}
+
 fn asked(fds: &[pollfd], one: &Polled) -> u32 {
     u32::from(fds[one.index].events.cast_unsigned())
 }
@@ -194,7 +207,12 @@ fn glance(fds: &mut [pollfd], polled: &mut [Polled], settle: bool) -> Result<i32
 fn kernel_view(fds: &[pollfd], polled: &[Polled], news: Option<i32>) -> Vec<pollfd> {
     let mut copy: Vec<pollfd> = fds.iter().map(|fd| pollfd { revents: 0, ..*fd }).collect();
     for one in polled {
-        let interest = one.call.connection().kernel_interest(asked(fds, one));
+        let connection = one.call.connection();
+        let mut interest = connection.kernel_interest(asked(fds, one));
+        if connection.block.has(flag::PEER_GONE) {
+            // No more bells, and what the kernel would say for ever is known. A reset it tells unasked.
+            interest &= !(bit::IN | bit::RDHUP);
+        }
         let entry = &mut copy[one.index];
         entry.events = (interest as u16).cast_signed();
         if news.is_some() && is_stuck(fds, one) {
@@ -258,9 +276,10 @@ fn sleep(
     result
 }
 
-/// Whether a connection holds unread bytes that the program did not ask for: only further arrivals may wake.
+/// Whether a connection is readable for the kernel, with bytes or an end that the program did not ask for: only further
+/// arrivals may wake.
 fn is_stuck(fds: &[pollfd], one: &Polled) -> bool {
-    !one.clear && asked(fds, one) & bit::READ == 0
+    (!one.clear || one.call.connection().block.has(flag::SHUT_RD)) && asked(fds, one) & bit::READ == 0
 }
 
 /// What watches the sockets that are stuck with unread bytes.

@@ -125,6 +125,14 @@ pub fn unread(fd: Fd) -> Outcome<usize> {
     noted_number(Errno::check(ret as isize).map(|_| bytes as usize), || format!("ioctl({fd}, FIONREAD)"))
 }
 
+/// ioctl(2) with `SIOCOUTQ`: bytes that the peer has not acknowledged.
+pub fn unsent(fd: Fd) -> Outcome<usize> {
+    let mut bytes: c_int = 0;
+    // SAFETY: TIOCOUTQ, which is the same, writes one int.
+    let ret = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) };
+    noted_number(Errno::check(ret as isize).map(|_| bytes as usize), || format!("ioctl({fd}, SIOCOUTQ)"))
+}
+
 /// open(2)
 pub fn open(path: &str, flags: c_int) -> Outcome<Fd> {
     let c_path = CString::new(path).expect("no path has a NUL byte");

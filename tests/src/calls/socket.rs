@@ -4,11 +4,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::raw::{c_int, c_void};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::transcript::{noted, noted_number};
 use super::{Errno, Fd, Outcome};
 
 /// The three forms of `sockaddr` that a TCP program uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Family {
     /// `AF_INET`, 127.0.0.1.
     V4,

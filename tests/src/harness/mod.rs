@@ -11,6 +11,7 @@ mod verdict;
 
 pub use diagnosis::{end_group, group_members, report};
 pub use library::library;
+pub(crate) use pair::keep_inherited_descriptors_here;
 pub use pair::{Network, Preloaded, Report, Run, Variant, run};
 pub use postgres::Postgres;
 pub use scene::{Output, Scene, Service, free_port, program};

@@ -159,8 +159,7 @@ pub fn run(
     variant: Variant,
     preloaded: Preloaded,
 ) -> Result<Run> {
-    static INHERITED: Once = Once::new();
-    INHERITED.call_once(keep_inherited_descriptors_here);
+    keep_inherited_descriptors_here();
     let folder = tempfile::Builder::new().prefix("thallus-test-").tempdir()?;
     // Some sides change their user, and still write statistics.
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
@@ -191,12 +190,15 @@ pub fn run(
 }
 
 /// A behaviour's descriptors start at 3, whatever the shell that runs the tests has open.
-fn keep_inherited_descriptors_here() {
-    quietly(|| {
-        for fd in open_descriptors(Fd::MAX).into_iter().filter(|&fd| fd > 2) {
-            // The one that listed them is gone by now.
-            let _ = set_close_on_exec(fd, true);
-        }
+pub(crate) fn keep_inherited_descriptors_here() {
+    static INHERITED: Once = Once::new();
+    INHERITED.call_once(|| {
+        quietly(|| {
+            for fd in open_descriptors(Fd::MAX).into_iter().filter(|&fd| fd > 2) {
+                // The one that listed them is gone by now.
+                let _ = set_close_on_exec(fd, true);
+            }
+        });
     });
 }
 

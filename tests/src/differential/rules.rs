@@ -1,0 +1,347 @@
+//! What is compared, and what is not. **Everything that the kernel and the library may do differently is here.**
+//!
+//! Of every call the value, the error number, the bytes, the events and the count of `SIGPIPE` are compared, and
+//! whether a call waits. Between two steps everything that was sent has arrived.
+//!
+//! What is not made, because the outcome depends on timing or sizes, or because docs/limitations.md says that it differs:
+//! [`admit`]. What is made, but not compared, or not in full: [`show`].
+
+use super::model::{Kind, Model, Who};
+use super::program::{End, Flag, Op, PollBy, ReceiveBy, SendBy};
+use super::wire::{Reply, bytes_of, digest};
+use crate::calls::{Errno, Fd};
+
+/// So much may be under way without any buffer being full.
+pub(super) const SURELY_HELD: u64 = 64 << 10;
+
+/// So much arrives at once: the smallest window of a ring.
+pub(super) const AT_ONCE: usize = 8 << 10;
+
+/// With so much unread, epoll(7) without waiting says that there is room (docs/limitations.md).
+pub(super) const LEAVES_ROOM: u64 = 6 << 10;
+
+/// So much of several buffers arrives at once.
+pub(super) const TOGETHER: usize = 2048;
+
+/// Processes of one end.
+const PROCESSES: usize = 3;
+
+/// How an operation is to be made.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Manner {
+    /// Not if it would wait.
+    pub(super) guarded: bool,
+    /// In a thread.
+    pub(super) in_thread: bool,
+    /// From now on it depends on the sizes of buffers where bytes are.
+    pub(super) overfills: bool,
+}
+
+/// How to make `op`, which may be changed for that; or why it is not made.
+pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Result<Manner, &'static str> {
+    let end = who.0;
+    // Two threads that wait for the same: which of them is served is chance.
+    if in_thread && model.started(end).is_some() {
+        return Err("a thread of this end waits already");
+    }
+    // It might wait for what comes in time, or too late.
+    if in_thread && model.connections.iter().any(|connection| connection.wild) {
+        return Err("what comes depends on timing");
+    }
+    let waits = in_thread && matches!(op, Op::Poll { .. } | Op::Wait { .. });
+    if waits && model.connections.iter().any(|connection| connection.flows.iter().any(|flow| flow.loose)) {
+        return Err("how soon there is room or data depends on the sizes of buffers");
+    }
+    let mut manner = Manner { in_thread, ..Manner::default() };
+    match op {
+        Op::Send { .. } | Op::SendFile { .. } | Op::Splice { .. } => admit_send(model, who, op, &mut manner)?,
+        Op::Receive { .. } => admit_receive(model, who, op, &mut manner)?,
+        Op::Poll { by, .. } if in_thread => {
+            // The sets of select(2) have no place for the events that are not compared.
+            *by = if *by == PollBy::Select { PollBy::Poll } else { *by };
+        }
+        Op::Wait { .. } => {}
+        _ if in_thread => return Err("it never waits"),
+        // docs/limitations.md: close while another thread reads.
+        Op::Close { .. } | Op::Dup2 { .. }
+            if model.actor(who).started.as_ref().is_some_and(|op| !matches!(op, Op::Wait { .. })) =>
+        {
+            return Err("a thread of this process waits");
+        }
+        Op::Drain { fd } => {
+            let Some(connection) = model.connection_of(who, *fd) else { return Err("no connection") };
+            if model.is_receiving(end, connection) {
+                return Err("a thread reads");
+            }
+        }
+        Op::Fork if model.actors[end as usize].len() == PROCESSES => {
+            return Err("there are enough processes");
+        }
+        _ => {}
+    }
+    Ok(manner)
+}
+
+fn admit_send(model: &Model, who: Who, op: &mut Op, manner: &mut Manner) -> Result<(), &'static str> {
+    let (fd, len) = match op {
+        Op::Send { fd, len, .. } | Op::SendFile { fd, len } | Op::Splice { fd, len } => (*fd, *len),
+        _ => unreachable!("only what sends"),
+    };
+    let Some(index) = model.connection_of(who, fd) else {
+        return if manner.in_thread { Err("it never waits") } else { Ok(()) };
+    };
+    let (end, connection) = (who.0, &model.connections[index]);
+    let flow = connection.flows[end as usize];
+    let in_pieces = match op {
+        Op::Send { by: SendBy::Writev | SendBy::Sendmsg, .. } => len > TOGETHER,
+        Op::Send { by, .. } => by.is_in_pieces(),
+        _ => true,
+    };
+    if model.is_sending(end, index) {
+        return Err("a thread sends");
+    }
+    // Who waits may wake at the first of several pieces.
+    if model.started(end.other()).is_some() && (in_pieces || len > AT_ONCE) {
+        return Err("the other end waits, and may wake too early");
+    }
+    // A reset may come between two pieces.
+    if model.is_deaf(end.other(), index) && (in_pieces || len > AT_ONCE) {
+        return Err("the other end takes nothing more");
+    }
+    // docs/limitations.md: a write of no bytes does not ask the kernel for news.
+    if len == 0 && (connection.reset || model.is_deaf(end.other(), index)) {
+        return Err("it writes nothing");
+    }
+    if let Op::Splice { .. } = op {
+        // docs/limitations.md: what is unread has to be sent again by the peer, and one that is about to leave TCP has to go
+        // back, but it makes no call meanwhile.
+        let quiet = connection.warm
+            && connection.flows.iter().all(|flow| flow.unread() == 0 && !flow.loose && !flow.ended);
+        if !quiet || model.started(end).is_some() || model.started(end.other()).is_some() {
+            return Err("only an idle connection goes back to TCP at once");
+        }
+    }
+    let overfills = flow.unread() + len as u64 > SURELY_HELD;
+    manner.overfills = overfills;
+    if !overfills && !flow.loose {
+        return if manner.in_thread { Err("it does not wait") } else { Ok(()) };
+    }
+    let blocking = !connection.nonblocking[end as usize];
+    match op {
+        Op::Send { by, flags, .. } if manner.in_thread => {
+            flags.retain(|&flag| flag != Flag::DontWait);
+            if by.is_in_pieces() || !blocking {
+                return Err("it does not wait");
+            }
+        }
+        Op::Send { by, flags, .. } if by.has_flags() => add(flags, Flag::DontWait),
+        _ if blocking => return Err("it may wait"),
+        _ => {}
+    }
+    Ok(())
+}
+
+fn admit_receive(model: &Model, who: Who, op: &mut Op, manner: &mut Manner) -> Result<(), &'static str> {
+    let Op::Receive { fd, len, by, flags } = op else { unreachable!("only what receives") };
+    // docs/limitations.md: MSG_PEEK with MSG_WAITALL returns what is there.
+    if flags.contains(&Flag::Peek) {
+        flags.retain(|&flag| flag != Flag::WaitAll);
+    }
+    if !by.has_flags() {
+        flags.clear();
+    }
+    let Some(index) = model.connection_of(who, *fd) else {
+        return if manner.in_thread { Err("it never waits") } else { Ok(()) };
+    };
+    let (end, connection) = (who.0, &model.connections[index]);
+    let flow = connection.flows[end.other() as usize];
+    if model.fills_a_buffer(end, index) {
+        return Err("a thread fills a buffer");
+    }
+    let blocking = !connection.nonblocking[end as usize];
+    let times_out = blocking && connection.times_out[end as usize];
+    if manner.in_thread {
+        flags.retain(|&flag| flag != Flag::DontWait);
+        if flow.loose || !blocking || *by == ReceiveBy::Recvmmsg {
+            return Err("it does not wait");
+        }
+        // It ends by itself, at a time that is not known.
+        manner.in_thread = !times_out;
+        return Ok(());
+    }
+    let waits_for_all = flags.contains(&Flag::WaitAll);
+    if flow.loose {
+        if waits_for_all {
+            return Err("it may wait");
+        }
+        if by.has_flags() {
+            add(flags, Flag::DontWait)
+        } else {
+            manner.guarded = blocking
+        }
+        return Ok(());
+    }
+    let may_wait = blocking && !times_out && !flags.contains(&Flag::DontWait);
+    if may_wait && waits_for_all && flow.unread() < *len as u64 && !flow.ended {
+        return Err("it waits");
+    }
+    manner.guarded = may_wait && flow.unread() == 0;
+    Ok(())
+}
+
+fn add(flags: &mut Vec<Flag>, flag: Flag) {
+    if !flags.contains(&flag) {
+        flags.push(flag);
+    }
+}
+
+/// What of an answer is compared.
+pub(super) fn show(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
+    let mut text = shown(model, who, op, reply);
+    if !reply.detail.is_empty() && text != "some" && !text.contains(" or not") {
+        text.push_str(&format!(" {}", reply.detail));
+    }
+    if reply.pipe_signals > 0 && !text.contains(" or not") {
+        text.push_str(&format!(" SIGPIPE {}", reply.pipe_signals));
+    }
+    text
+}
+
+fn shown(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
+    let end = who.0;
+    let flow_of = |fd: Fd, sender: End| {
+        model.connection_of(who, fd).map(|index| {
+            let connection = &model.connections[index];
+            (index, connection, connection.flows[sender as usize])
+        })
+    };
+    let plain = || match (reply.waits, reply.error) {
+        (true, _) => "would wait".to_owned(),
+        (_, 0) => reply.value.to_string(),
+        (_, error) => Errno(error).to_string(),
+    };
+    match op {
+        Op::Send { fd, .. } | Op::SendFile { fd, .. } | Op::Splice { fd, .. } => match flow_of(*fd, end) {
+            // How much a buffer takes.
+            Some((_, connection, flow)) if flow.loose || connection.wild => "sent or not".to_owned(),
+            _ => plain(),
+        },
+        Op::Receive { fd, flags, .. } => match flow_of(*fd, end.other()) {
+            Some((index, connection, flow)) => {
+                if reply.error == 0 && !reply.waits && !flags.contains(&Flag::Trunc) {
+                    let stream = model.stream(index, end.other(), flow.received);
+                    if digest(&bytes_of(stream, reply.value as usize)) != reply.digest {
+                        return format!("{} WRONG BYTES", plain());
+                    }
+                }
+                // How much has arrived of more than buffers hold.
+                if flow.loose || connection.wild { "received or not".to_owned() } else { plain() }
+            }
+            None => plain(),
+        },
+        Op::Unread { fd } => match flow_of(*fd, end.other()) {
+            Some((index, connection, flow))
+                if flow.loose || connection.wild || model.fills_a_buffer(end, index) =>
+            {
+                "some".to_owned()
+            }
+            _ => plain(),
+        },
+        // docs/limitations.md: once the connection is over there may be a peer's address, where the kernel forgets it.
+        Op::Addresses { fd }
+            if flow_of(*fd, end).is_some_and(|(_, connection, _)| {
+                connection.reset || connection.flows.iter().all(|flow| flow.ended)
+            }) =>
+        {
+            "some".to_owned()
+        }
+        // The kernel counts what is not acknowledged, the library what is not read.
+        Op::Unsent { .. } if reply.error == 0 => "some".to_owned(),
+        Op::Poll { .. } => format!("{} {}", plain(), polled(model, who, op, reply)),
+        Op::Wait { .. } => format!("{} {}", plain(), waited(model, reply)),
+        _ => plain(),
+    }
+}
+
+/// Readable or writable is not compared where it depends on the sizes of buffers.
+fn polled(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
+    const READABLE: u32 = (libc::POLLIN | libc::POLLRDNORM) as u32;
+    const WRITABLE: u32 = (libc::POLLOUT | libc::POLLWRNORM) as u32;
+    /// Comes behind the bytes.
+    const END: u32 = (libc::POLLRDHUP | libc::POLLHUP) as u32;
+    let end = who.0;
+    let by_select = matches!(op, Op::Poll { by: PollBy::Select, .. });
+    let seen = reply.ready.iter().filter_map(|&(fd, events)| {
+        let hidden = match model.actor(who).fds.get(&(fd as Fd)) {
+            Some(&Kind::Connection(index)) => {
+                let connection = &model.connections[index];
+                let [incoming, outgoing] = [end.other(), end].map(|end| connection.flows[end as usize]);
+                let mut hidden = 0;
+                if incoming.loose {
+                    hidden |= END;
+                }
+                if incoming.loose || model.fills_a_buffer(end, index) {
+                    hidden |= READABLE;
+                }
+                if outgoing.loose {
+                    hidden |= WRITABLE;
+                }
+                if connection.wild { u32::MAX } else { hidden }
+            }
+            Some(Kind::Set) if model.connections.iter().any(|connection| connection.smeared) => u32::MAX,
+            _ => 0,
+        };
+        let events = events & !hidden;
+        (events != 0).then(|| format!("{fd}:{}", names(events, by_select)))
+    });
+    format!("[{}]", seen.collect::<Vec<_>>().join(" "))
+}
+
+/// Room to write is no news where it never lacked, so the kernel tells of it now and then, with other news; the library may
+/// tell of it once more by itself. Otherwise edges are compared.
+///
+/// A connection of which an epoll set may have seen other edges is left out.
+fn waited(model: &Model, reply: &Reply) -> String {
+    let seen = reply.ready.iter().filter_map(|&(data, events)| {
+        let (index, fd) = (data >> 32, data as u32 & !BY_EDGES);
+        let connection = &model.connections[index as usize];
+        let events = if data as u32 & BY_EDGES != 0 { events & !(libc::EPOLLOUT as u32) } else { events };
+        let compared = !connection.smeared && !connection.wild && events != 0;
+        compared.then(|| format!("{fd}:{}", names(events, false)))
+    });
+    format!("[{}]", seen.collect::<Vec<_>>().join(" "))
+}
+
+/// Part of [`data_of`]: registered for edges.
+const BY_EDGES: u32 = 1 << 31;
+
+/// The data with which a connection's descriptor is registered for `events`.
+pub(super) fn data_of(connection: usize, fd: Fd, events: u32) -> u64 {
+    let by_edges = if events & libc::EPOLLET as u32 != 0 { BY_EDGES } else { 0 };
+    (connection as u64) << 32 | u64::from(fd.cast_unsigned() | by_edges)
+}
+
+fn names(events: u32, by_select: bool) -> String {
+    if by_select {
+        let names = [(1, "read"), (4, "write"), (2, "except")];
+        return names
+            .iter()
+            .filter(|&&(bit, _)| events & bit != 0)
+            .map(|&(_, name)| name)
+            .collect::<Vec<_>>()
+            .join("|");
+    }
+    // epoll's are the same numbers.
+    let known = [
+        (libc::POLLIN, "IN"),
+        (libc::POLLPRI, "PRI"),
+        (libc::POLLOUT, "OUT"),
+        (libc::POLLERR, "ERR"),
+        (libc::POLLHUP, "HUP"),
+        (libc::POLLNVAL, "NVAL"),
+        (libc::POLLRDNORM, "RDNORM"),
+        (libc::POLLRDHUP, "RDHUP"),
+    ];
+    let names = known.iter().filter(|&&(bit, _)| events & u32::from(bit.cast_unsigned()) != 0);
+    names.map(|&(_, name)| name).collect::<Vec<_>>().join("|")
+}
