@@ -620,15 +620,25 @@ impl Connection {
         }
     }
 
-    /// Whether the connection was reset, as the application can know it.
-    pub fn was_reset(&self) -> bool {
-        self.segment().is_some_and(|segment| self.reset(segment).is_some())
+    /// Whether both directions have ended, or the peer has reset the connection: then the kernel's state is `TCP_CLOSE`.
+    pub fn is_over(&self, fd: i32) -> bool {
+        let Some(segment) = self.segment() else { return false };
+        let ended = segment.incoming().end();
+        let gone = self.block.has(flag::PEER_GONE) || tcp::peer_has_closed(fd);
+        let died = gone && ended & (end::CLOSED | end::DEAF) == 0;
+        // A reset may be for nothing but unread bells, as long as it is not known what the peer has taken.
+        let sends_in_ring = self.block.send_switched.load(Ordering::Acquire) != 0;
+        let unread =
+            sends_in_ring && (self.reset(segment).is_some() || (died && !segment.outgoing().is_empty()));
+        let peer_has_ended = gone || ended & (end::FIN | end::CLOSED | end::DEAF) != 0;
+        ended & end::RESET != 0 || unread || (self.block.has(flag::SHUT_WR) && peer_has_ended)
     }
 
     /// Bytes that a read would find, for `FIONREAD`; `None` if the kernel has to be asked.
     pub fn unread(&self, fd: i32) -> Result<u64, Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let _guard = self.lock_receiving(fd)?;
+        self.mend_locked(fd, segment)?;
         let mut total = self.side_length();
         if !self.greet(fd, segment) {
             return Ok(total);

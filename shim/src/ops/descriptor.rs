@@ -192,7 +192,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             }
             continue;
         }
-        let was_reset = connection.was_reset();
+        let is_over = connection.is_over(fd);
         if how != libc::SHUT_RD
             && let Err(errno) = connection.shut_sending(fd)
         {
@@ -203,10 +203,14 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         } else {
             block.raise(flag::SHUT_RD);
             // Wakes this side's sleepers. Without SHUT_WR, bells still pass to the peer.
-            call()
+            match call() {
+                // The peer's kernel has reset it, for unread bells.
+                -1 if errno::now() == Errno::NOTCONN => 0,
+                result => result,
+            }
         };
         connection.shut_for_both(fd);
-        return if was_reset { errno::int(Err(Errno::NOTCONN)) } else { result };
+        return if is_over { errno::int(Err(Errno::NOTCONN)) } else { result };
     }
     connection.pin(fd, Reason::ShutdownBeforeUpgrade);
     call()

@@ -209,14 +209,16 @@ fn kernel_view(fds: &[pollfd], polled: &[Polled], news: Option<i32>) -> Vec<poll
     for one in polled {
         let connection = one.call.connection();
         let mut interest = connection.kernel_interest(asked(fds, one));
-        if connection.block.has(flag::PEER_GONE) {
-            // No more bells, and what the kernel would say for ever is known. A reset it tells unasked.
-            interest &= !(bit::IN | bit::RDHUP);
+        if connection.block.has(flag::PEER_GONE) && !connection.has_returned() {
+            // No more bells, and what the kernel would say for ever is known, unless the program waits for it. A reset it
+            // tells unasked.
+            interest &= asked(fds, one) | !(bit::IN | bit::RDHUP);
         }
         let entry = &mut copy[one.index];
         entry.events = (interest as u16).cast_signed();
         if news.is_some() && is_stuck(fds, one) {
-            entry.events = (interest & !(bit::IN | bit::RDHUP)) as i16;
+            // The end can be told of before the bytes are taken.
+            entry.events = (interest & !(bit::IN | bit::RDHUP) | asked(fds, one) & bit::RDHUP) as i16;
         }
     }
     let live = polled.iter().filter(|one| !one.call.connection().has_returned());
