@@ -2,16 +2,16 @@
 
 use anyhow::{Result, anyhow, bail};
 use arrow_array::RecordBatch;
-use arrow_flight::Ticket;
 use arrow_flight::decode::{DecodedPayload, FlightDataDecoder};
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
+use arrow_flight::{Empty, Ticket};
 use arrow_schema::SchemaRef;
 use futures_util::future::{Either, select};
 use futures_util::{StreamExt, TryStreamExt};
 use tokio::runtime::Runtime;
-use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 
 use crate::connection::TAIL;
 use crate::interrupt::Interrupt;
@@ -40,6 +40,14 @@ impl<'a> Connection<'a> {
         let limit = usize::try_from(TAIL)?;
         let client = FlightServiceClient::new(channel).max_decoding_message_size(limit);
         Ok(Self { runtime, client, interrupt })
+    }
+
+    /// Fails if nobody answers in gRPC, which connecting does not tell.
+    pub(crate) fn answering(mut self) -> Result<Self> {
+        match unless_interrupted(&self.runtime, self.interrupt, self.client.list_actions(Empty {}))? {
+            Err(status) if matches!(status.code(), Code::Unavailable | Code::Unknown) => Err(told(status)),
+            _ => Ok(self),
+        }
     }
 
     pub(crate) fn query(mut self, dataset: &str, sql: &str, lz4: bool) -> Result<Scan<'a>> {

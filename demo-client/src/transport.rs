@@ -71,20 +71,22 @@ impl<'a> Connection<'a> {
         let scan = |form, loans| {
             connection::Connection::open(address, form, loans, believe, interrupt).map(Self::Scan)
         };
-        let flight = || {
-            flight::Connection::open(address, interrupt).map(|connection| Self::Flight(Box::new(connection)))
-        };
+        let flight = || flight::Connection::open(address, interrupt);
+        let boxed = |connection| Self::Flight(Box::new(connection));
         let opened = match transport {
             Transport::Auto => match scan(Form::Frames, Loans::Borrow) {
                 Err(error) if speaks_something_else(&error) => {
-                    let connection = flight().map_err(|_| error);
-                    return Ok((connection.with_context(|| unusable(address))?, Transport::Flight));
+                    let connection = flight().and_then(flight::Connection::answering).map_err(|_| error);
+                    return Ok((
+                        connection.map(boxed).with_context(|| unusable(address))?,
+                        Transport::Flight,
+                    ));
                 }
                 opened => opened,
             },
             Transport::Rpc => scan(Form::Contiguous, Loans::None),
             Transport::Ipc => scan(Form::Stream, Loans::None),
-            Transport::Flight => flight(),
+            Transport::Flight => flight().map(boxed),
             Transport::Scatter => scan(Form::Frames, Loans::None),
             Transport::Pull => scan(Form::Frames, Loans::Pull),
         };
