@@ -1,5 +1,7 @@
 //! The result of a query by Arrow Flight.
 
+use std::error::Error;
+
 use anyhow::{Result, anyhow, bail};
 use arrow_array::RecordBatch;
 use arrow_flight::decode::{DecodedPayload, FlightDataDecoder};
@@ -10,8 +12,8 @@ use arrow_schema::SchemaRef;
 use futures_util::future::{Either, select};
 use futures_util::{StreamExt, TryStreamExt};
 use tokio::runtime::Runtime;
+use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
 
 use crate::connection::TAIL;
 use crate::interrupt::Interrupt;
@@ -45,7 +47,8 @@ impl<'a> Connection<'a> {
     /// Fails if nobody answers in gRPC, which connecting does not tell.
     pub(crate) fn answering(mut self) -> Result<Self> {
         match unless_interrupted(&self.runtime, self.interrupt, self.client.list_actions(Empty {}))? {
-            Err(status) if matches!(status.code(), Code::Unavailable | Code::Unknown) => Err(told(status)),
+            // Not the server's own.
+            Err(status) if status.source().is_some() => Err(told(status)),
             _ => Ok(self),
         }
     }
@@ -119,6 +122,6 @@ fn failed(error: FlightError) -> anyhow::Error {
     }
 }
 
-fn innermost(error: &dyn std::error::Error) -> String {
+fn innermost(error: &dyn Error) -> String {
     error.source().map_or_else(|| error.to_string(), innermost)
 }
