@@ -219,10 +219,11 @@ fn let_go_of_those_that_close() -> Vec<&'static Block> {
     let_go
 }
 
+/// Also if it is closed: a vfork child closes what its parent, whose table this is, has open.
 fn closes_on_exec(fd: i32) -> bool {
     // SAFETY: a number; the kernel says whether it is open.
     let borrowed = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
-    rustix::io::fcntl_getfd(borrowed).is_ok_and(|flags| flags.contains(rustix::io::FdFlags::CLOEXEC))
+    rustix::io::fcntl_getfd(borrowed).map_or(true, |flags| flags.contains(rustix::io::FdFlags::CLOEXEC))
 }
 
 /// The program could not be started: this one goes on.
