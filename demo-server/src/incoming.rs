@@ -19,7 +19,7 @@ pub(crate) enum Begin {
     Header([u8; HEADER]),
     /// Not one byte came in time.
     Silence,
-    /// The client has gone in between two frames.
+    /// The client has gone in between two frames, whether or not it has read all that it was sent.
     End,
 }
 
@@ -63,6 +63,7 @@ impl<'a> Incoming<'a> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_late(&error) && filled == 0 => return Ok(Begin::Silence),
+                Err(error) if has_left(&error) && filled == 0 => return Ok(Begin::End),
                 Err(error) => return Err(told(error, patience)),
             }
         }
@@ -87,9 +88,14 @@ fn is_late(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
+/// Whether the client has gone without having read all that it was sent, as tcp(7) tells it.
+pub(crate) fn has_left(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+}
+
 fn told(error: io::Error, patience: Duration) -> anyhow::Error {
     if is_late(&error) {
         return anyhow::anyhow!("a frame is not complete after {} s", patience.as_secs());
     }
-    anyhow::Error::new(error).context("the connection ended in mid-frame")
+    anyhow::anyhow!("the connection ended in mid-frame: {error}")
 }

@@ -14,7 +14,7 @@ use thallus_columnar::write_all_vectored;
 
 use crate::cursor::{Query, Stop};
 use crate::encoding::{Encoding, Tail};
-use crate::incoming::{Begin, Incoming};
+use crate::incoming::{Begin, Incoming, has_left};
 use crate::server::Server;
 
 /// What a client of the baseline sends before its first frame (docs/wire-scan.md).
@@ -79,6 +79,7 @@ impl Session {
         log!("client {}: connected from {address}", self.id);
         let how = match self.converse() {
             Ok(()) => "gone".to_owned(),
+            Err(error) if error.downcast_ref().is_some_and(has_left) => "gone".to_owned(),
             Err(error) => format!("{error:#}"),
         };
         self.close();

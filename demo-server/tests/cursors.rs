@@ -252,6 +252,22 @@ fn ctrl_c_ends_a_query_that_has_not_answered() {
 }
 
 #[test]
+fn who_leaves_without_reading_is_gone_too() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for frame in [&[][..], &[0][..]] {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        // The server's greeting is there, and nobody reads it.
+        assert_eq!(stream.peek(&mut [0]).unwrap(), 1);
+        stream.write_all(frame).unwrap();
+        drop(stream);
+        let how =
+            if frame.is_empty() { "client 1: gone" } else { "client 2: the connection ended in mid-frame" };
+        server.logged(&[how, "0 queries are running"]);
+    }
+}
+
+#[test]
 fn clients_do_not_wait_for_each_other() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
