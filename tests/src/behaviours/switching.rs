@@ -43,6 +43,13 @@ pub(super) const ALL: &[Behaviour] = &[
         Tally::Upgraded(1),
     )
     .environment(&[("THALLUS_SPIN_US", "0")]),
+    Behaviour::whole("room_all_along", writes_bit_by_bit, empties_and_asks, Tally::Upgraded(1)),
+    Behaviour::whole(
+        "room_all_along_in_a_nested_set",
+        writes_for_a_nested_set,
+        empties_and_asks,
+        Tally::Upgraded(1),
+    ),
     Behaviour::whole("peeking_all_along", peeks_along, asks, Tally::Upgraded(RUNS)),
 ];
 
@@ -66,6 +73,38 @@ fn fills_before_switching(side: &Side) {
     });
 }
 
+/// The connection leaves TCP while only room is waited for, and is never full: each wait tells of room once more, though the
+/// client is not ready, and reads nothing.
+fn writes_bit_by_bit(side: &Side) {
+    writes_when_told(side, |epfd| epfd);
+}
+
+fn writes_for_a_nested_set(side: &Side) {
+    writes_when_told(side, |inner| {
+        let outer = calls::epoll_create().expect("epoll_create1");
+        calls::epoll_add(outer, inner, libc::EPOLLIN, 2).expect("EPOLL_CTL_ADD");
+        outer
+    });
+}
+
+/// Each of many writes waits for the set that `over` makes of one which watches for room.
+fn writes_when_told(side: &Side, over: impl Fn(Fd) -> Fd) {
+    let listener = side.listen();
+    let fd = calls::accept4(listener, libc::SOCK_NONBLOCK).expect("accept4");
+    side.sync("asked");
+    await_readable(fd);
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"ask".to_vec()));
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLOUT, 1).expect("EPOLL_CTL_ADD");
+    let waits = over(epfd);
+    for _ in 0..40 {
+        assert_eq!(quietly(|| calls::epoll_wait(waits, 4, -1)).expect("epoll_wait").len(), 1);
+        assert!(quietly(|| calls::epoll_wait(epfd, 4, 0)).is_ok_and(|ready| ready[0].has(libc::EPOLLOUT)));
+        assert_eq!(quietly(|| calls::send(fd, b"bit", 0)), Ok(3));
+    }
+    answers_on(side, fd, epfd, 120);
+}
+
 /// `until_full` gives back how much it has written. When the client is ready, the edge for room is still owed.
 fn fills(side: &Side, until_full: impl Fn(Fd) -> usize) {
     const EVENTS: libc::c_int = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET;
@@ -76,7 +115,11 @@ fn fills(side: &Side, until_full: impl Fn(Fd) -> usize) {
     side.sync("asked");
     await_readable(fd);
     assert!(quietly(|| calls::epoll_wait(epfd, 4, -1)).is_ok_and(|ready| ready[0].has(libc::EPOLLOUT)));
-    let total = quietly(|| until_full(fd));
+    answers_on(side, fd, epfd, quietly(|| until_full(fd)));
+}
+
+/// The client is to read the `total` bytes that were sent; then there is room.
+fn answers_on(side: &Side, fd: Fd, epfd: Fd, total: usize) {
     side.tell(total as u64);
     side.sync("emptied");
     let room = quietly(|| calls::epoll_wait(epfd, 4, -1)).expect("epoll_wait");

@@ -170,6 +170,10 @@ impl Member {
             return bit::IN | bit::RDHUP | ET | kick;
         }
         let mut interest = self.connection().kernel_interest(asked);
+        if self.events & ET == 0 && asked & bit::READ == 0 && interest & bit::WRITE != 0 {
+            // Room in TCP's buffers is a level, and only the kernel knows it. Unread bytes and bells would be one, too.
+            return interest & (bit::WRITE | asked) | kick;
+        }
         if self.events & ET != 0 && asked & bit::READ != 0 {
             // The end comes as readable, too: a mask that stays as it was makes no edge.
             interest &= asked | bit::READ | bit::WRITE;
