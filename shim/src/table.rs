@@ -420,14 +420,14 @@ fn forget(word: usize, fd: i32, open: bool) {
             slot.holds.fetch_add(USER, Ordering::SeqCst);
             if slot.holds.fetch_sub(FD, Ordering::SeqCst) / FD != 1 {
                 if let Some(other) = descriptor_of(slot) {
-                    ops::epoll::renamed(slot, fd, other);
+                    ops::epoll::renamed(slot, fd, other, open);
                 }
                 slot.leave();
                 return;
             }
             // SAFETY: counted in before its last descriptor went.
             let connection = unsafe { slot.connection() };
-            if !ops::epoll::closed(slot) {
+            if !ops::epoll::closed(slot, fd, open) {
                 // Some set still knows the slot: counted in for ever, it is never used again.
                 slot.holds.fetch_add(USER, Ordering::SeqCst);
             }

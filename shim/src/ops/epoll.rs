@@ -241,9 +241,26 @@ pub(crate) fn stalled(slot: &'static Slot) {
     }
 }
 
-/// The last descriptor of this slot's connection is being closed. False if that can't be noted now, because a
+/// The descriptor `fd` of this slot's connection is being closed, and is still `open`. What the program has taken out of a set
+/// in memory alone leaves it now: until the kernel has closed the socket, or for as long as it has other descriptors, it would go
+/// on reporting what nobody would know any more. False if that can't be done now, because a signal handler closes it.
+fn taken_out(slot: &'static Slot, fd: i32, open: bool) -> bool {
+    let Some(all) = memberships(slot) else { return false };
+    for (set, _) in all.into_iter().filter(|&(_, as_fd)| open && as_fd == fd) {
+        let Some(mut members) = set.lock() else { return false };
+        if members.by_fd.get(&fd).is_some_and(|member| member.deleted) {
+            members.sync(set, fd);
+        }
+    }
+    true
+}
+
+/// The last descriptor, `fd`, of this slot's connection is being closed. False if that can't be noted now, because a
 /// signal handler closes it: then the slot must never be used again.
-pub(crate) fn closed(slot: &'static Slot) -> bool {
+pub(crate) fn closed(slot: &'static Slot, fd: i32, open: bool) -> bool {
+    if !taken_out(slot, fd, open) {
+        return false;
+    }
     let Some(all) = memberships(slot) else { return false };
     for (set, fd) in all {
         let Some(mut members) = set.lock() else { return false };
@@ -252,8 +269,9 @@ pub(crate) fn closed(slot: &'static Slot) -> bool {
     true
 }
 
-/// `fd` was closed, but the connection lives on as `other`: so does the kernel's registration.
-pub(crate) fn renamed(slot: &'static Slot, fd: i32, other: i32) {
+/// `fd` is being closed, but the connection lives on as `other`: so does the kernel's registration.
+pub(crate) fn renamed(slot: &'static Slot, fd: i32, other: i32, open: bool) {
+    taken_out(slot, fd, open);
     for (set, as_fd) in memberships(slot).unwrap_or_default() {
         if let Some(mut members) = set.lock()
             && let Some(member) = members.by_fd.get_mut(&as_fd)
