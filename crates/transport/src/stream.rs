@@ -295,7 +295,10 @@ impl Connection {
             return Err(FAILED);
         }
         if !switched {
-            return self.send_tcp(fd, source, flags);
+            // The kernel tells of a reset once, and may have told this library.
+            return self.send_tcp(fd, source, flags).map_err(|errno| {
+                if errno == Errno::PIPE { self.untold_reset(segment).unwrap_or(errno) } else { errno }
+            });
         }
         let producer = segment.outlet();
         let control = segment.outgoing();
@@ -529,7 +532,9 @@ impl Connection {
                 | Errno::PROTO
                 | Errno::CONNREFUSED
         );
-        if !of_network {
+        // Back on TCP, which of the two a reset is the kernel knows.
+        let of_kernel = of_network || self.has_returned() && matches!(errno, Errno::CONNRESET | Errno::PIPE);
+        if !of_kernel {
             return self.note_reset();
         }
         self.block.error.store(errno.raw_os_error().cast_unsigned(), Ordering::Relaxed);
