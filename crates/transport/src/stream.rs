@@ -295,10 +295,7 @@ impl Connection {
             return Err(FAILED);
         }
         if !switched {
-            // The kernel tells of a reset once, and may have told this library.
-            return self.send_tcp(fd, source, flags).map_err(|errno| {
-                if errno == Errno::PIPE { self.untold_reset(segment).unwrap_or(errno) } else { errno }
-            });
+            return self.send_tcp(fd, source, flags).map_err(|errno| self.error_of_kernel(segment, errno));
         }
         let producer = segment.outlet();
         let control = segment.outgoing();
@@ -457,6 +454,19 @@ impl Connection {
             }
         }
         Ok(total)
+    }
+
+    /// What a write is to say that the kernel refused with `errno`. Of a reset it tells once, and may have told this library.
+    fn error_of_kernel(&self, segment: &Segment, errno: Errno) -> Errno {
+        if errno != Errno::PIPE {
+            return errno;
+        }
+        let untold = self.untold_reset(segment);
+        if untold.is_none() {
+            self.note_error(errno);
+            self.block.raise(flag::RESET_TOLD);
+        }
+        untold.unwrap_or(errno)
     }
 
     /// A write to a peer that is gone. After a reset it fails. After an orderly end the kernel accepts one write, and the
