@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
@@ -298,7 +298,8 @@ impl Connection {
         match rendezvous::collect(offer.as_fd(), arrived, client, server, place) {
             Ok(segment) => {
                 self.check_counts(fd)?;
-                if !segment.set_ready() {
+                // A process that is killed can't refuse.
+                if tcp::peer_has_closed(fd.as_raw_fd()) || !segment.set_ready() {
                     return Err(Failure::Stay(Reason::ShutdownBeforeUpgrade));
                 }
                 self.enter(fd, segment);
@@ -439,12 +440,24 @@ impl Connection {
     pub fn finish(&self, fd: i32, abort: bool) {
         self.take_leftover_frames(fd);
         self.mend_if_failing(fd);
-        let Some(segment) = self.segment().filter(|segment| segment.is_ready()) else { return };
+        let Some(segment) = self.segment() else { return };
+        // Or the peer would leave TCP for a ring that nobody reads.
+        if !segment.is_ready() && segment.refuse() {
+            return;
+        }
+        // SAFETY: the caller's descriptor, which is open.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        let in_memory = segment.link().is_none() && !self.has_returned();
+        let on_tcp = in_memory && !self.recv_settled() && tcp::unread(socket).is_ok_and(|count| count > 0);
         self.take_leftover_bells(fd, segment);
         let incoming = segment.incoming();
-        let unread = !incoming.is_empty() || self.side_length() > 0;
+        let unread = !incoming.is_empty() || self.side_length() > 0 || on_tcp;
         let late = if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 };
         let reset = if abort || unread { end::RESET | late } else { 0 };
+        if in_memory && reset != 0 && self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) {
+            // The kernel's FIN has been sent: only its reset would wake the peer.
+            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
+        }
         // Over a fabric it is a message, and another thread may be in the middle of one.
         let sending = segment.link().map(|_| self.lock_sending(fd));
         if !matches!(sending, Some(Err(_))) {

@@ -71,9 +71,7 @@ impl Connection {
     #[cold]
     fn ending(&self, segment: &Segment, ended: u32) -> u32 {
         let mut bits = 0;
-        let gone = self.block.has(flag::PEER_GONE);
-        let all_here = self.recv_settled() || self.block.has(flag::ALL_HERE);
-        let receive_shut = ((gone || ended & end::FIN != 0) && all_here) || self.block.has(flag::SHUT_RD);
+        let receive_shut = self.ends_with(ended) || self.block.has(flag::SHUT_RD);
         if receive_shut {
             bits |= bit::RDHUP | bit::READ;
         }
@@ -84,6 +82,16 @@ impl Connection {
             bits |= bit::ERR;
         }
         bits
+    }
+
+    /// Whether the end of the peer's stream is to be seen.
+    pub fn peer_has_ended(&self) -> bool {
+        self.segment().is_some_and(|segment| self.ends_with(segment.incoming().end()))
+    }
+
+    fn ends_with(&self, ended: u32) -> bool {
+        (self.block.has(flag::PEER_GONE) || ended & end::FIN != 0)
+            && (self.recv_settled() || self.block.has(flag::ALL_HERE))
     }
 
     /// Whether every byte that came over TCP has been taken.
@@ -210,11 +218,7 @@ impl Connection {
                     self.drain(fd, segment);
                 }
                 if events & bit::ERR != 0 {
-                    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-                    match rustix::net::sockopt::socket_error(unsafe { BorrowedFd::borrow_raw(fd) }) {
-                        Ok(Err(errno)) => self.note_error(errno),
-                        _ => self.note_reset(),
-                    }
+                    self.take_error_of_kernel(fd);
                 } else if events & (bit::RDHUP | bit::HUP) != 0 {
                     self.note_end(fd);
                 }
@@ -222,20 +226,22 @@ impl Connection {
                 // Whoever does not ask for bytes waits for what comes behind them.
                 waiting::renew(&self.socket(fd, segment), true, false);
                 self.look_for_the_end(fd, segment);
-                // A peer that has died before it left TCP: no byte of its will come through the ring.
+                // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+                let nothing = tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) }) == Ok(0);
+                let ended = events & (bit::RDHUP | bit::ALWAYS);
+                // A peer that has died before it left TCP: no byte of its will come through the ring. Memory shows it.
                 if events & bit::ERR != 0 {
-                    self.note_reset();
-                } else if events & (bit::RDHUP | bit::HUP) != 0 && tcp::peer_has_closed(fd) {
+                    self.take_error_of_kernel(fd);
+                } else if (ended != 0 || nothing) && tcp::peer_has_closed(fd) {
                     self.block.raise(flag::PEER_GONE);
                 }
-                // Real bytes: a lone bell would have been sent after the count that settles the direction.
-                bits |= events & (bit::RDHUP | bit::ALWAYS);
-                // Unless they were a greeting, or the frame or the last bell by which the peer went back to TCP.
-                let taken = (self.covered.load(Ordering::Relaxed) == YES || self.block.has(flag::RETURNED))
-                    && events & (bit::RDHUP | bit::ALWAYS) == 0
-                    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-                    && tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) }) == Ok(0);
-                if !taken && events & (bit::IN | bit::RDHUP | bit::ALWAYS) != 0 {
+                bits |= events & (bit::RDHUP | bit::HUP);
+                // Real bytes: a lone bell would have been sent after the count that settles the direction. Unless they were a
+                // greeting, or the frame or the last bell by which the peer went back to TCP; or the kernel means that this side
+                // reads no more, which memory shows.
+                let framed = self.covered.load(Ordering::Relaxed) == YES || self.block.has(flag::RETURNED);
+                let taken = framed && ended == 0 || ended & bit::ALWAYS == 0 && self.block.has(flag::SHUT_RD);
+                if events & (bit::IN | ended) != 0 && !(taken && nothing) {
                     bits |= bit::READ;
                 }
             }
@@ -247,6 +253,15 @@ impl Connection {
             bits |= bit::WRITE;
         }
         bits
+    }
+
+    /// The kernel says that there is an error, and would say so for ever.
+    fn take_error_of_kernel(&self, fd: i32) {
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        match rustix::net::sockopt::socket_error(unsafe { BorrowedFd::borrow_raw(fd) }) {
+            Ok(Err(errno)) => self.note_error(errno),
+            _ => self.note_reset(),
+        }
     }
 
     /// The pending error of `SO_ERROR`, cleared by telling. `kernel`: what the kernel has just told on the socket, which

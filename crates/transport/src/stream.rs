@@ -295,7 +295,7 @@ impl Connection {
             return Err(FAILED);
         }
         if !switched {
-            return self.send_tcp(fd, source, flags);
+            return self.send_tcp(fd, source, flags).map_err(|errno| self.error_of_kernel(segment, errno));
         }
         let producer = segment.outlet();
         let control = segment.outgoing();
@@ -456,6 +456,19 @@ impl Connection {
         Ok(total)
     }
 
+    /// What a write is to say that the kernel refused with `errno`. Of a reset it tells once, and may have told this library.
+    fn error_of_kernel(&self, segment: &Segment, errno: Errno) -> Errno {
+        if errno != Errno::PIPE {
+            return errno;
+        }
+        let untold = self.untold_reset(segment);
+        if untold.is_none() {
+            self.note_error(errno);
+            self.block.raise(flag::RESET_TOLD);
+        }
+        untold.unwrap_or(errno)
+    }
+
     /// A write to a peer that is gone. After a reset it fails. After an orderly end the kernel accepts one write, and the
     /// peer's reset makes the next one fail: a bell takes the bytes' place, so that it does just that.
     fn send_into_void(&self, fd: i32, segment: &Segment, source: &mut Buffers<'_>) -> Result<usize, Errno> {
@@ -529,7 +542,9 @@ impl Connection {
                 | Errno::PROTO
                 | Errno::CONNREFUSED
         );
-        if !of_network {
+        // Back on TCP, which of the two a reset is the kernel knows.
+        let of_kernel = of_network || self.has_returned() && matches!(errno, Errno::CONNRESET | Errno::PIPE);
+        if !of_kernel {
             return self.note_reset();
         }
         self.block.error.store(errno.raw_os_error().cast_unsigned(), Ordering::Relaxed);

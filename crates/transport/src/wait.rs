@@ -313,8 +313,9 @@ impl Connection {
         let list = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         let mut target = Buffers::new(&list)?;
         match self.recv(fd, &mut target, (flags | libc::MSG_PEEK) & !libc::MSG_TRUNC) {
-            // Its time is up: the kernel looks no further once it has waited (`tcp_recvmsg_locked`).
+            // Its time is up, or a signal came: the kernel looks no further once it has waited (`tcp_recvmsg_locked`).
             Err(Errno::AGAIN) if flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking(fd) => Ok(0),
+            Err(Errno::INTR) => Ok(0),
             result => result.map(|_| 0),
         }
     }
@@ -420,9 +421,14 @@ impl Connection {
     }
 
     /// Whether there are bytes in the ring, though bytes that still come over TCP may precede them. Nobody rings for
-    /// them again, and an edge on the socket for those may have been reported long ago.
+    /// them again, and an edge on the socket for those may have been reported long ago. Not the end of a stream that never left
+    /// TCP: that makes an edge on the socket, too.
     pub fn is_stirring(&self) -> bool {
-        !self.has_returned() && self.segment().is_some_and(|segment| segment.incoming().has_news())
+        !self.has_returned()
+            && self.segment().map(Segment::incoming).is_some_and(|incoming| {
+                let has_left = incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED;
+                incoming.end() & end::RETURN != 0 || has_left && incoming.has_more()
+            })
     }
 
     fn wait_readable(&self, fd: i32, at_once: bool) -> Result<(), Errno> {

@@ -9,6 +9,7 @@ use thallus_transport::arena::flag;
 use thallus_transport::reason::Reason;
 use thallus_transport::segment::Segment;
 
+use crate::ops::epoll;
 use crate::ops::stream::settle;
 use crate::{errno, real, table};
 
@@ -210,6 +211,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             }
         };
         connection.shut_for_both(fd);
+        errno::keep(|| epoll::stalled(entered.slot));
         return if is_over { errno::int(Err(Errno::NOTCONN)) } else { result };
     }
     connection.pin(fd, Reason::ShutdownBeforeUpgrade);

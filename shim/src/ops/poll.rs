@@ -140,7 +140,7 @@ fn wait_mixed(
                 let hits = &one.call.connection().block.spin_hits;
                 hits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }
-            if ready > 0 && only_ours {
+            if ready > 0 && only_ours && !overlooks(fds, polled) {
                 return Ok(ready);
             }
             continue;
@@ -156,12 +156,17 @@ fn wait_mixed(
     }
 }
 
-/// Whether the kernel may know of more than memory shows, where nothing is there to be read: what still comes over TCP; and
-/// that the peer has died, for which it is asked now and then.
+/// Whether the kernel may know of more than memory shows: of room to write, as long as that is over TCP; of the death of a peer
+/// whose stream has ended; and where nothing is there to be read, of what still comes over TCP, and of the peer's death, for which
+/// it is asked now and then.
 fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
-    let reads = |one: &Polled| u32::from(fds[one.index].revents.cast_unsigned()) & bit::READ != 0;
-    let mut silent = polled.iter().filter(|one| !reads(one)).map(|one| one.call.connection());
-    silent.any(|connection| !connection.recv_settled() || connection.is_kernels_turn())
+    polled.iter().any(|one| {
+        let (connection, asked) = (one.call.connection(), asked(fds, one));
+        let shown = u32::from(fds[one.index].revents.cast_unsigned());
+        connection.kernel_interest(asked) & bit::WRITE & !shown != 0
+            || connection.peer_has_ended() && !connection.block.has(flag::PEER_GONE)
+            || shown & bit::READ == 0 && (!connection.recv_settled() || connection.is_kernels_turn())
+    })
 }
 
 fn asked(fds: &[pollfd], one: &Polled) -> u32 {

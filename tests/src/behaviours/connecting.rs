@@ -27,8 +27,16 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("connect_refused", nobody_listens, is_refused, Tally::Upgraded(0)),
     Behaviour::whole("connect_refused_then_accepted", listens_late, is_refused_first, Tally::Upgraded(1)),
     Behaviour::whole("accept4_flags", accepts_with_flags, asks, Tally::Upgraded(1)),
-    Behaviour::whole("listen_twice", listens_twice, asks, Tally::Upgraded(1)),
+    Behaviour::whole("listen_twice", listens_twice, asks_before_it_is_accepted, Tally::Upgraded(1)),
     Behaviour::whole("announced_by_another_first", takes_over, asks_sixty_times, Tally::AtLeast(20, 60)),
+    // The client looks first at its second call, and then at its sixteenth.
+    Behaviour::whole(
+        "announced_after_the_client_has_looked",
+        takes_over_late,
+        asks_before_it_is_accepted,
+        Tally::Upgraded(1),
+    )
+    .environment(&[("THALLUS_UPGRADE_AFTER", "2")]),
     Behaviour::whole("accept_without_anyone", accepts_nobody, asks, Tally::Upgraded(1)),
     Behaviour::whole("a_port_of_its_own", echoes_one, binds_first, Tally::Upgraded(1)),
     Behaviour::whole("the_same_addresses_again", echoes_three, connects_from_one_port, Tally::Upgraded(3)),
@@ -80,6 +88,10 @@ pub(super) const ALL: &[Behaviour] = &[
         .environment(&[("THALLUS_RING", "64K")]),
 ];
 
+/// Messages that a client sends before it is accepted: calls enough to look for the server's announcement twice if it looks at
+/// the first, and once if it looks at the second.
+const ASKED_EARLY: usize = 12;
+
 const NOBODY: u32 = 65534;
 const DAEMON: u32 = 1;
 
@@ -111,12 +123,43 @@ fn listens_twice(side: &Side) {
     let listener = side.listen_quietly();
     calls::listen(listener, 128).expect("listen");
     side.tell(u64::from(listening_port(listener)));
+    echoes_what_was_asked(side, listener);
+}
+
+/// Accepts what [`asks_before_it_is_accepted`].
+fn echoes_what_was_asked(side: &Side, listener: Fd) {
+    side.sync("asked");
     let fd = side.accept(listener);
     say!("echoed {}", echo(fd));
 }
 
-/// Listens on a port that another process has listened on first, which ends: as when a server replaces another.
+fn asks_before_it_is_accepted(side: &Side) {
+    let fd = side.connect();
+    for _ in 0..ASKED_EARLY {
+        send_all(fd, &[0; 10]);
+    }
+    side.sync("asked");
+    assert_eq!(receive_exactly(fd, 10 * ASKED_EARLY), vec![0; 10 * ASKED_EARLY]);
+    request_echoes(fd, 30, 500);
+    say!("30 echoes");
+}
+
 fn takes_over(side: &Side) {
+    let listener = take_over(side);
+    for _ in 0..60 {
+        let fd = side.accept(listener);
+        quietly(|| echo(fd));
+        quietly(|| calls::close(fd)).expect("close");
+    }
+}
+
+fn takes_over_late(side: &Side) {
+    let listener = take_over(side);
+    echoes_what_was_asked(side, listener);
+}
+
+/// Listens on a port that another process has listened on first, which ends: as when a server replaces another.
+fn take_over(side: &Side) -> Fd {
     let listen_at = |port| {
         quietly(|| {
             let listener = calls::tcp_socket(side.family, SOCK_CLOEXEC).expect("socket");
@@ -143,11 +186,7 @@ fn takes_over(side: &Side) {
     quietly(|| calls::close(holding)).expect("close");
     first.wait_for_success();
     side.tell(u64::from(port));
-    for _ in 0..60 {
-        let fd = side.accept(listener);
-        quietly(|| echo(fd));
-        quietly(|| calls::close(fd)).expect("close");
-    }
+    listener
 }
 
 fn asks_sixty_times(side: &Side) {

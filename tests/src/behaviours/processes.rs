@@ -1,6 +1,8 @@
 //! Processes that share a connection, inherit it, or hand it on.
 
-use super::peers::{echo, request_echoes, send_all};
+use thallus_transport::arena::State;
+
+use super::peers::{echo, own_blocks, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Child, End, Errno, Fd, Leave, Program, fork, quietly};
 use crate::say;
@@ -159,16 +161,29 @@ fn echoes_by_poll(_side: &Side, fd: Fd) {
     say!("echoed {total}");
 }
 
-/// The child that could not become a program goes on with the connection.
+/// The child that could not become a program goes on with the connection, which thus does not leave TCP before its end.
 fn beside_a_missing_program(side: &Side) {
     let listener = side.listen();
     let fd = calls::accept4(listener, libc::SOCK_CLOEXEC).expect("accept4");
+    let (parents_turn, from_child) = calls::pipe().expect("pipe");
+    let (childs_turn, from_parent) = calls::pipe().expect("pipe");
+    let echo_some = || {
+        quietly(|| {
+            for _ in 0..10 {
+                send_all(fd, &calls::recv(fd, 65536, 0).expect("recv"));
+            }
+        });
+    };
     let child = fork(Leave::Exit, || {
         assert_eq!(Program::missing().exec(), Errno::ENOENT);
-        for _ in 0..10 {
-            send_all(fd, &quietly(|| calls::recv(fd, 65536, 0)).expect("recv"));
-        }
+        quietly(|| calls::write(from_child, b"t")).expect("write");
+        quietly(|| calls::read(childs_turn, 1)).expect("read");
+        echo_some();
     });
+    quietly(|| calls::read(parents_turn, 1)).expect("read");
+    echo_some();
+    assert!(own_blocks().iter().all(|block| block.state() != State::Active), "the child still has it");
+    quietly(|| calls::write(from_parent, b"t")).expect("write");
     child.wait_for_success();
     say!("echoed {}", echo(fd) > 0);
     calls::close(fd).expect("close");

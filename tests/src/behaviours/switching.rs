@@ -124,6 +124,7 @@ fn answers_on(side: &Side, fd: Fd, epfd: Fd, total: usize) {
     side.sync("emptied");
     let room = quietly(|| calls::epoll_wait(epfd, 4, -1)).expect("epoll_wait");
     assert!(room[0].has(libc::EPOLLOUT));
+    side.sync("room");
     calls::set_nonblocking(fd, false).expect("FIONBIO");
     for _ in 0..20 {
         quietly(|| assert_eq!(receive_exactly(fd, 3), b"ask"));
@@ -139,6 +140,8 @@ fn empties_and_asks(side: &Side) {
     let total = side.told() as usize;
     quietly(|| receive_exactly(fd, total));
     side.sync("emptied");
+    // With bytes of this side's the other would be told of room as well.
+    side.sync("room");
     for _ in 0..20 {
         quietly(|| send_all(fd, b"ask"));
         assert_eq!(quietly(|| receive_exactly(fd, 6)), b"answer");

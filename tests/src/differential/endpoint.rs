@@ -10,6 +10,7 @@ use rustix::io::Errno as RawErrno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::program::{Control, Flag, How, Op, PollBy, ReceiveBy, SendBy, SocketOption};
+use super::rules::{WAITS, reports_once};
 use super::wire::{Arrival, Call, Command, MESSAGE_ROOM, Reply, bytes_of, control_path, digest};
 use crate::calls::{self, Family, Fd, Outcome, quietly};
 
@@ -184,11 +185,7 @@ fn perform(call: &Call, patient: bool) -> Reply {
             Control::Modify => calls::epoll_modify(*set, *fd, events.cast_signed(), call.data),
             Control::Delete => calls::epoll_delete(*set, *fd),
         }),
-        Op::Wait { set } => {
-            let ready = calls::epoll_wait(*set, 64, if patient { -1 } else { 0 });
-            let ready = ready.map(|all| all.iter().map(|one| (one.data, one.events)).collect::<Vec<_>>());
-            of_ready(ready)
-        }
+        Op::Wait { set } => wait(*set, patient),
         Op::Shutdown { fd, how } => of(calls::shutdown(
             *fd,
             match how {
@@ -309,6 +306,28 @@ fn poll(by: PollBy, fds: &[Fd], events: i16, patient: bool) -> Reply {
         let bits = all.iter().map(|&events| u32::from(events.cast_unsigned()));
         fds.iter().map(|&fd| fd as u64).zip(bits).collect()
     }))
+}
+
+/// What an epoll set reports, and what it reports further as long as it reports anything, up to [`WAITS`] times.
+fn wait(set: Fd, patient: bool) -> Reply {
+    let mut ready: Vec<(u64, u32)> = Vec::new();
+    for turn in 0..WAITS {
+        let got = calls::epoll_wait(set, 64, if patient && turn == 0 { -1 } else { 0 });
+        let got = match got {
+            Ok(got) if got.is_empty() => break,
+            Ok(got) => got,
+            Err(_) if turn > 0 => break,
+            Err(errno) => return of_ready(Err(errno)),
+        };
+        for one in got {
+            match ready.iter_mut().find(|(data, _)| *data == one.data && !reports_once(*data)) {
+                Some((_, events)) => *events |= one.events,
+                None => ready.push((one.data, one.events)),
+            }
+        }
+    }
+    ready.sort_unstable();
+    of_ready(Ok(ready))
 }
 
 fn of_ready(ready: Outcome<Vec<(u64, u32)>>) -> Reply {

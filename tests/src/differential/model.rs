@@ -11,7 +11,8 @@ use crate::calls::Fd;
 pub(super) enum Kind {
     Listener,
     Connection(usize),
-    Set,
+    /// An epoll set, with a number of its own.
+    Set(u32),
 }
 
 /// A process of an end.
@@ -63,6 +64,8 @@ pub(super) struct Connection {
 pub(super) struct Model {
     pub(super) actors: [Vec<Actor>; 2],
     pub(super) connections: Vec<Connection>,
+    /// How many epoll sets there have been.
+    pub(super) sets: u32,
 }
 
 /// A process: its end, and its place among those of the end.
@@ -135,6 +138,14 @@ impl Model {
         )
     }
 
+    /// Whether another process has the epoll set that `who` knows as `fd`.
+    pub(super) fn is_shared(&self, who: Who, fd: Fd) -> bool {
+        let set = self.actor(who).fds.get(&fd);
+        self.living(who.0).into_iter().any(|other| {
+            other != who && set.is_some_and(|set| self.actor(other).fds.values().any(|kind| kind == set))
+        })
+    }
+
     /// Whether what the other end sends is answered by a reset.
     pub(super) fn is_deaf(&self, end: End, connection: usize) -> bool {
         let connection = &self.connections[connection];
@@ -159,7 +170,7 @@ impl Model {
             }
         };
         let connection = |choice| choose(choice, &|kind| matches!(kind, Kind::Connection(_)));
-        let set = |choice| choose(choice, &|kind| kind == Kind::Set);
+        let set = |choice| choose(choice, &|kind| matches!(kind, Kind::Set(_)));
         let any = |choice| choose(choice, &|kind| kind != Kind::Listener);
         let mut op = op.clone();
         match &mut op {

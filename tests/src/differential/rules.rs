@@ -6,8 +6,8 @@
 //! What is not made, because the outcome depends on timing or sizes, or because docs/limitations.md says that it differs:
 //! [`admit`]. What is made, but not compared, or not in full: [`show`].
 
-use super::model::{Kind, Model, Who};
-use super::program::{End, Flag, Op, PollBy, ReceiveBy, SendBy};
+use super::model::{Connection, Kind, Model, Who};
+use super::program::{End, Flag, How, Op, PollBy, ReceiveBy, SendBy};
 use super::wire::{Reply, bytes_of, digest};
 use crate::calls::{Errno, Fd};
 
@@ -22,6 +22,10 @@ pub(super) const LEAVES_ROOM: u64 = 6 << 10;
 
 /// So much of several buffers arrives at once.
 pub(super) const TOGETHER: usize = 2048;
+
+/// So many waits in a row see all that an epoll set has to report: those for which memory alone has an answer put off a look
+/// at connections on TCP up to seven times (docs/limitations.md).
+pub(super) const WAITS: usize = 9;
 
 /// Processes of one end.
 const PROCESSES: usize = 3;
@@ -60,11 +64,26 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
             // The sets of select(2) have no place for the events that are not compared.
             *by = if *by == PollBy::Select { PollBy::Poll } else { *by };
         }
+        // docs/limitations.md: epoll sets that processes share.
+        Op::Wait { set } | Op::Control { set, .. } if model.is_shared(who, *set) => {
+            return Err("another process has the set");
+        }
         Op::Wait { .. } => {}
         _ if in_thread => return Err("it never waits"),
-        // docs/limitations.md: close while another thread reads.
-        Op::Close { .. } | Op::Dup2 { .. }
-            if model.actor(who).started.as_ref().is_some_and(|op| !matches!(op, Op::Wait { .. })) =>
+        // docs/limitations.md: then both directions have ended, and poll(2) is not told.
+        Op::Shutdown { fd, how } if *how != How::Reading => {
+            let polls = model.started(end).is_some_and(|(_, op)| matches!(op, Op::Poll { .. }));
+            let ended = |index: usize| model.connections[index].flows[end.other() as usize].ended;
+            if polls && model.connection_of(who, *fd).is_some_and(ended) {
+                return Err("a thread of this end waits");
+            }
+        }
+        // docs/limitations.md: close while another thread waits.
+        Op::Close { fd } | Op::Dup2 { onto: fd, .. }
+            if model.actor(who).started.as_ref().is_some_and(|op| match op {
+                Op::Wait { set } => set == fd,
+                _ => true,
+            }) =>
         {
             return Err("a thread of this process waits");
         }
@@ -92,6 +111,10 @@ fn admit_send(model: &Model, who: Who, op: &mut Op, manner: &mut Manner) -> Resu
     };
     let (end, connection) = (who.0, &model.connections[index]);
     let flow = connection.flows[end as usize];
+    // Whether a thread still does is not known either.
+    if connection.wild {
+        return Err("what becomes of it depends on timing");
+    }
     let in_pieces = match op {
         Op::Send { by: SendBy::Writev | SendBy::Sendmsg, .. } => len > TOGETHER,
         Op::Send { by, .. } => by.is_in_pieces(),
@@ -155,6 +178,7 @@ fn admit_receive(model: &Model, who: Who, op: &mut Op, manner: &mut Manner) -> R
     };
     let (end, connection) = (who.0, &model.connections[index]);
     let flow = connection.flows[end.other() as usize];
+    let loose = flow.loose || connection.wild;
     if model.fills_a_buffer(end, index) {
         return Err("a thread fills a buffer");
     }
@@ -162,7 +186,7 @@ fn admit_receive(model: &Model, who: Who, op: &mut Op, manner: &mut Manner) -> R
     let times_out = blocking && connection.times_out[end as usize];
     if manner.in_thread {
         flags.retain(|&flag| flag != Flag::DontWait);
-        if flow.loose || !blocking || *by == ReceiveBy::Recvmmsg {
+        if loose || !blocking || *by == ReceiveBy::Recvmmsg {
             return Err("it does not wait");
         }
         // It ends by itself, at a time that is not known.
@@ -170,7 +194,7 @@ fn admit_receive(model: &Model, who: Who, op: &mut Op, manner: &mut Manner) -> R
         return Ok(());
     }
     let waits_for_all = flags.contains(&Flag::WaitAll);
-    if flow.loose {
+    if loose {
         if waits_for_all {
             return Err("it may wait");
         }
@@ -255,6 +279,10 @@ fn shown(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
         {
             "some".to_owned()
         }
+        // docs/limitations.md: of some ends of a process it is not known that they were resets.
+        Op::Shutdown { fd, .. } if flow_of(*fd, end).is_some_and(|(_, connection, _)| connection.wild) => {
+            "some".to_owned()
+        }
         // The kernel counts what is not acknowledged, the library what is not read.
         Op::Unsent { .. } if reply.error == 0 => "some".to_owned(),
         Op::Poll { .. } => format!("{} {}", plain(), polled(model, who, op, reply)),
@@ -288,7 +316,8 @@ fn polled(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
                 }
                 if connection.wild { u32::MAX } else { hidden }
             }
-            Some(Kind::Set) if model.connections.iter().any(|connection| connection.smeared) => u32::MAX,
+            // docs/limitations.md: the end of a connection makes a set readable for others also if nobody asks for it.
+            Some(Kind::Set(_)) if model.connections.iter().any(is_smeared_or_ended) => u32::MAX,
             _ => 0,
         };
         let events = events & !hidden;
@@ -297,13 +326,17 @@ fn polled(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
     format!("[{}]", seen.collect::<Vec<_>>().join(" "))
 }
 
+fn is_smeared_or_ended(connection: &Connection) -> bool {
+    connection.smeared || connection.flows.iter().any(|flow| flow.ended)
+}
+
 /// Room to write is no news where it never lacked, so the kernel tells of it now and then, with other news; the library may
 /// tell of it once more by itself. Otherwise edges are compared.
 ///
 /// A connection of which an epoll set may have seen other edges is left out.
 fn waited(model: &Model, reply: &Reply) -> String {
     let seen = reply.ready.iter().filter_map(|&(data, events)| {
-        let (index, fd) = (data >> 32, data as u32 & !BY_EDGES);
+        let (index, fd) = (data >> 32, data as u32 & !(BY_EDGES | ONCE));
         let connection = &model.connections[index as usize];
         let events = if data as u32 & BY_EDGES != 0 { events & !(libc::EPOLLOUT as u32) } else { events };
         let compared = !connection.smeared && !connection.wild && events != 0;
@@ -315,10 +348,19 @@ fn waited(model: &Model, reply: &Reply) -> String {
 /// Part of [`data_of`]: registered for edges.
 const BY_EDGES: u32 = 1 << 31;
 
+/// Part of [`data_of`]: registered for one report.
+const ONCE: u32 = 1 << 30;
+
 /// The data with which a connection's descriptor is registered for `events`.
 pub(super) fn data_of(connection: usize, fd: Fd, events: u32) -> u64 {
     let by_edges = if events & libc::EPOLLET as u32 != 0 { BY_EDGES } else { 0 };
-    (connection as u64) << 32 | u64::from(fd.cast_unsigned() | by_edges)
+    let once = if events & libc::EPOLLONESHOT as u32 != 0 { ONCE } else { 0 };
+    (connection as u64) << 32 | u64::from(fd.cast_unsigned() | by_edges | once)
+}
+
+/// Whether what is registered with `data` reports once what has come.
+pub(super) fn reports_once(data: u64) -> bool {
+    data as u32 & (BY_EDGES | ONCE) != 0
 }
 
 fn names(events: u32, by_select: bool) -> String {

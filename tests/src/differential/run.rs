@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::model::{Actor, Connection, Kind, Model, Who};
 use super::processes::{Process, Processes, Silence};
 use super::program::{End, Flag, How, Op, Program, ReceiveBy, SendBy, SocketOption, Step};
-use super::rules::{AT_ONCE, LEAVES_ROOM, SURELY_HELD, admit, data_of, show};
+use super::rules::{LEAVES_ROOM, SURELY_HELD, admit, data_of, show};
 use super::wire::{Arrival, Call, Command, Reply};
 use crate::harness::Stats;
 
@@ -301,7 +301,9 @@ impl Run {
                 }
             }
             Op::NewSet => {
-                self.model.actor_mut(who).fds.insert(reply.value as i32, Kind::Set);
+                self.model.sets += 1;
+                let set = Kind::Set(self.model.sets);
+                self.model.actor_mut(who).fds.insert(reply.value as i32, set);
             }
             Op::Close { fd } => {
                 let actor = self.model.actor_mut(who);
@@ -478,11 +480,11 @@ impl Run {
         if now.wild {
             return Ok(());
         }
-        if flow.sent != was.sent || flow.received != was.received && flow.loose {
-            wanted.unread = if flow.loose { flow.unread().min(AT_ONCE as u64) } else { flow.unread() };
+        // What does not fit comes when the reader has made room, and over TCP some time later.
+        if flow.sent != was.sent && !flow.loose {
+            wanted.unread = flow.unread();
         }
-        if self.model.fills_a_buffer(end, index) || self.model.is_deaf(end, index) || now.reset && flow.loose
-        {
+        if self.model.fills_a_buffer(end, index) || self.model.is_deaf(end, index) {
             wanted.unread = 0;
         }
         if self.model.is_receiving(end, index) {

@@ -1,5 +1,7 @@
 //! One registration in an epoll set, and what it has to report.
 
+use std::sync::atomic::Ordering;
+
 use thallus_transport::arena::flag;
 use thallus_transport::connection::Connection;
 use thallus_transport::ready::bit;
@@ -47,13 +49,19 @@ pub(super) struct Member {
 struct Edge {
     head: u64,
     ends: u32,
+    /// The directions that this side has shut, and whether the peer's has ended: the kernel wakes for each, also where that
+    /// makes nothing ready that was not.
+    shut: (u32, bool),
 }
 
 impl Edge {
+    const NONE: Self = Self { head: 0, ends: 0, shut: (0, false) };
+
     fn of(connection: &Connection, bits: u32) -> Self {
-        let Some(segment) = connection.segment() else { return Self { head: 0, ends: 0 } };
+        let Some(segment) = connection.segment() else { return Self::NONE };
         let head = segment.incoming().head().wrapping_add(connection.side_length());
-        Self { head, ends: bits & (bit::RDHUP | bit::ALWAYS) }
+        let own = connection.block.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::SHUT_WR);
+        Self { head, ends: bits & (bit::RDHUP | bit::ALWAYS), shut: (own, connection.peer_has_ended()) }
     }
 }
 
@@ -98,7 +106,7 @@ impl Member {
     /// through the ring yet.
     pub(super) fn became_active(&mut self) {
         self.active = true;
-        self.seen = Some(Edge { head: 0, ends: 0 });
+        self.seen = Some(Edge::NONE);
     }
 
     /// The events that are due, if any. `tcp`: what the kernel has just reported beyond what memory shows.
@@ -119,10 +127,11 @@ impl Member {
         if bits == 0 || self.events & ET == 0 {
             return bits;
         }
-        let arrived =
-            bits & !bit::WRITE != 0 && (self.seen != Some(Edge::of(connection, all)) || tcp & bit::READ != 0);
+        let Some(seen) = self.seen else { return bits };
+        let now = Edge::of(connection, all);
+        let arrived = bits & !bit::WRITE != 0 && (now != seen || tcp & bit::READ != 0);
         let freed = bits & bit::WRITE != 0 && connection.block.has(flag::NO_SPACE);
-        if arrived || freed || self.seen.is_none() { bits } else { 0 }
+        if arrived || freed || now.shut != seen.shut { bits } else { 0 }
     }
 
     /// Takes the events that are due, to report them in wait number `round`.
