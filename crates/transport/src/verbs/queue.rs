@@ -457,6 +457,11 @@ impl QueuePair {
         self.broken.load(Ordering::Acquire)
     }
 
+    /// Whether some requests could be posted without waiting, as far as completions have been taken.
+    pub(super) fn has_room(&self) -> bool {
+        self.posted.load(Ordering::Relaxed) - self.completed.load(Ordering::Relaxed) < DEPTH / 2
+    }
+
     /// Begins to post `count` requests: waits until there is room for them.
     pub(super) fn begin(&self, count: u64) -> Result<Poster<'_>, Errno> {
         if !self.is_ours() || self.is_broken() || !self.connected.load(Ordering::Acquire) {
