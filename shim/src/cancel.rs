@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use libc::{pollfd, sigset_t};
 use rustix::event::Timespec;
 use rustix::io::Errno;
 use thallus_transport::settings::Sleep;
@@ -38,16 +39,17 @@ unsafe fn recv(fd: i32, buffer: *mut u8, length: usize, flags: i32) -> Result<us
     }
 }
 
-/// poll(2) on one descriptor. `ECANCELED`: the thread is to end.
-fn poll(fd: i32, events: i16, limit: Option<&Timespec>) -> Result<i16, Errno> {
-    let mut list = libc::pollfd { fd, events, revents: 0 };
+/// ppoll(2). `ECANCELED`: the thread is to end.
+fn poll(list: &mut [pollfd], limit: Option<&Timespec>, mask: Option<&sigset_t>) -> Result<(), Errno> {
     let time = limit.map(|time| libc::timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec });
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: one writable entry, and a time that lives.
-    match point(|| unsafe { real::ppoll(&raw mut list, 1, time, std::ptr::null()) }) {
+    let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
+    let (entries, count) = (list.as_mut_ptr(), list.len() as libc::nfds_t);
+    // SAFETY: as many writable entries, and a time and a mask that live.
+    match point(|| unsafe { real::ppoll(entries, count, time, mask) }) {
         None => Err(Errno::CANCELED),
         Some(..0) => Err(errno::now()),
-        Some(_) => Ok(list.revents),
+        Some(_) => Ok(()),
     }
 }
 

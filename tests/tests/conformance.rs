@@ -47,6 +47,7 @@ const ONE_HOST: &[&str] = &[
     "ending::killed_after_sending",
     "ending::killed_while_the_peer_reads",
     "ending::a_mebibyte_then_killed",
+    "killed::child_is_killed_while_busy",
     // bytes that were sent while the peer went back wait for the sender's next call;
     "processes::fork_while_a_thread_reads",
     // two processes use a connection from its first byte on.

@@ -474,13 +474,16 @@ impl Connection {
         }
     }
 
-    /// The process ends without having closed it: what has been posted must arrive first.
-    pub fn settle_fabric(&self, fd: i32) {
+    /// The process ends without having closed it: what has been posted must arrive first. To be called for all connections
+    /// without, and then with waiting.
+    pub fn settle_fabric(&self, fd: i32, waits: bool) {
         let Some(segment) = self.segment() else { return };
         self.take_leftover_frames(fd);
         let gone = self.block.has(flag::PEER_GONE) || segment.incoming().end() & end::CLOSED != 0;
-        if let Some(link) = segment.link().filter(|link| !gone && link.is_usable()) {
-            link.finish(segment.incoming());
+        match segment.link().filter(|link| !gone && link.is_usable()) {
+            Some(link) if waits => link.finish(segment.incoming()),
+            Some(link) => link.begin_to_finish(),
+            None => {}
         }
     }
 

@@ -156,10 +156,9 @@ impl Connection {
             self.block.raise(flag::PEER_GONE | flag::RESET);
             return Err(Errno::CONNRESET);
         };
+        self.greeting_has_gone(segment);
         add(&self.block.tcp_sent, sent as u64);
         source.advance_over(sent);
-        let hello = greeting.kind == Kind::Hello;
-        segment.set_greeting(if hello { Greeting::AwaitsReply } else { Greeting::Done });
         match refused {
             None => self.block.note(Reason::NoAnswer),
             Some(reason) => self.give_up(fd, reason),
@@ -168,6 +167,40 @@ impl Connection {
             return Ok(sent);
         }
         Ok(sent + self.send_tcp(fd, source, flags).unwrap_or(0))
+    }
+
+    /// This side does not owe a greeting any more.
+    fn greeting_has_gone(&self, segment: &Segment) {
+        segment.note_greeting_sent(LENGTH as u32);
+        let next = if self.block.role() == Role::Client { Greeting::AwaitsReply } else { Greeting::Done };
+        segment.set_greeting(next);
+    }
+
+    /// A process was killed that held the send lock, and the kernel has been given `sent` bytes in all: if the greeting that
+    /// was owed is among them, it is not owed again.
+    pub(crate) fn inherit_greeting(&self, segment: &Segment, sent: u64) {
+        let owed = matches!(segment.greeting(), Greeting::OwesHello | Greeting::OwesReply);
+        // It goes out with the first bytes.
+        if owed && sent >= self.block.tcp_sent.load(Ordering::Relaxed) + LENGTH as u64 {
+            self.greeting_has_gone(segment);
+        }
+    }
+
+    /// The greeting has been taken that was awaited.
+    fn greeting_has_come(&self, segment: &Segment) {
+        segment.note_greeting_taken(LENGTH as u32);
+        self.block.raise(flag::HEARD);
+        segment.set_greeting(Greeting::Done);
+    }
+
+    /// A process was killed that held the receive lock, and `read` bytes have been taken from the kernel in all: if they are
+    /// the greeting that was awaited, what it said is lost, and the connection stays on TCP.
+    pub(crate) fn inherit_hearing(&self, segment: &Segment, read: u64) {
+        let awaited = matches!(segment.greeting(), Greeting::AwaitsHello | Greeting::AwaitsReply);
+        // Nothing else is taken before it.
+        if awaited && read >= LENGTH as u64 {
+            self.greeting_has_come(segment);
+        }
     }
 
     /// Client: what to say, with a queue pair made for it.
@@ -264,8 +297,12 @@ impl Connection {
             return false;
         }
         take(fd, opening);
-        self.block.raise(flag::HEARD);
-        segment.set_greeting(Greeting::Done);
+        if opening == Opening::Foreign {
+            self.block.raise(flag::HEARD);
+            segment.set_greeting(Greeting::Done);
+        } else {
+            self.greeting_has_come(segment);
+        }
         let result = match (awaited, opening) {
             (_, Opening::Partial) => return false,
             _ if let Some(reason) = declines => Err(reason),

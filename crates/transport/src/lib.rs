@@ -32,6 +32,8 @@ pub mod ready;
 pub mod reason;
 #[cfg(not(loom))]
 pub mod rendezvous;
+#[cfg(not(loom))]
+mod restart;
 pub mod ring;
 #[cfg(not(loom))]
 pub mod segment;

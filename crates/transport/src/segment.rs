@@ -101,6 +101,8 @@ struct Header {
     /// 1 once the client or server has tried to tell the peer by RDMA where its bytes leave TCP.
     switching: AtomicU32,
     again: Again,
+    /// Bytes of greetings that have been sent on TCP, and taken from there.
+    greeted: [AtomicU32; 2],
 }
 
 /// Bytes that come again after a return to TCP. What is noted before they are taken from the kernel tells whoever goes on
@@ -409,6 +411,23 @@ impl Segment {
     /// The queue pair to a peer on another host, once it is connected.
     pub fn link(&self) -> Option<&Link> {
         self.link.get()
+    }
+
+    /// Bytes of greetings that have been sent on TCP, and taken from there: the kernel counts them, the block does not.
+    pub(crate) fn greeted(&self) -> [u64; 2] {
+        // A peer could write anything here.
+        let load = |count: &AtomicU32| if self.alone { count.load(Ordering::Relaxed).into() } else { 0 };
+        self.header().greeted.each_ref().map(load)
+    }
+
+    /// Notes that a greeting of `bytes` has been sent. The caller holds the send lock.
+    pub(crate) fn note_greeting_sent(&self, bytes: u32) {
+        self.header().greeted[0].store(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes that a greeting of `bytes` has been taken. The caller holds the receive lock.
+    pub(crate) fn note_greeting_taken(&self, bytes: u32) {
+        self.header().greeted[1].store(bytes, Ordering::Relaxed);
     }
 
     /// Whether no peer maps it: a rule names the peer as another host.

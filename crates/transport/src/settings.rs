@@ -1,16 +1,18 @@
 //! What the environment asked for. Set once, before the first connection.
 
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use libc::{pollfd, sigset_t};
+use rustix::event::Timespec;
 use rustix::io::Errno;
+use syscalls::{Sysno, syscall};
 
 use crate::peers::{Rule, same_host};
 use crate::rendezvous::Place;
 use crate::ring::{CLASSES, class_size};
-use crate::tcp;
+use crate::tcp::{self, errno};
 
 /// Choices of the user of the library.
 #[derive(Clone, Debug)]
@@ -128,16 +130,22 @@ impl Verbs {
 pub struct Sleep {
     /// recv(2).
     pub recv: unsafe fn(i32, *mut u8, usize, i32) -> Result<usize, Errno>,
-    /// poll(2) on one descriptor for these events, without end or for this long. The events that came, 0 for none.
-    pub poll: fn(i32, i16, Option<&Timespec>) -> Result<i16, Errno>,
+    /// See [`Poll`].
+    pub poll: Poll,
 }
 
-fn poll(fd: i32, events: i16, limit: Option<&Timespec>) -> Result<i16, Errno> {
-    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let mut list = [PollFd::from_borrowed_fd(fd, PollFlags::from_bits_retain(events.cast_unsigned()))];
-    rustix::event::poll(&mut list, limit)?;
-    Ok(list[0].revents().bits().cast_signed())
+/// ppoll(2), without end or for as long as that, under a mask if there is one.
+pub type Poll = fn(&mut [pollfd], Option<&Timespec>, Option<&sigset_t>) -> Result<(), Errno>;
+
+fn poll(list: &mut [pollfd], limit: Option<&Timespec>, mask: Option<&sigset_t>) -> Result<(), Errno> {
+    let mut time = limit.map(|time| libc::timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec });
+    let time = time.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
+    // The kernel's sigset_t: one bit a signal.
+    let bytes = size_of::<u64>();
+    // SAFETY: all entries are writable, the time lives, and libc's set begins with the kernel's.
+    unsafe { syscall!(Sysno::ppoll, list.as_mut_ptr(), list.len(), time, mask, bytes) }.map_err(errno)?;
+    Ok(())
 }
 
 fn stay(fd: OwnedFd) -> Result<OwnedFd, Errno> {

@@ -3,7 +3,7 @@
 //! Whoever gets a lock that its owner died with ([`Guard::was_left`]) finds every word as the dead process last stored
 //! it, and each store of the ring's leaves it in order. Two things may have happened of which no word tells: bytes went
 //! from or to the kernel's socket buffers before they could be counted, and a bell was owed but not sent. The kernel
-//! has counted the bytes ([`tcp::counts`]); a bell too many does no harm.
+//! has counted the bytes ([`tcp::counts`]), those of greetings too; a bell too many does no harm.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
@@ -51,10 +51,11 @@ impl Connection {
         self.block.raise(flag::INHERITED);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let Ok(read) = tcp::bytes_read(unsafe { BorrowedFd::borrow_raw(fd) }) else { return };
+        self.inherit_hearing(segment, read);
         let block = self.block;
         let counted =
             block.tcp_received.load(Ordering::Relaxed).wrapping_add(block.drained.load(Ordering::Relaxed));
-        let missing = read.wrapping_sub(counted);
+        let missing = read.wrapping_sub(counted).wrapping_sub(segment.greeted()[1]);
         let switched = block.recv_switched.load(Ordering::Acquire) != 0;
         let left = if switched { 0 } else { waiting::tcp_left(&self.socket(fd, segment)) };
         let ours = missing.min(left);
@@ -92,7 +93,9 @@ impl Connection {
         }
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         if let Ok(counts) = tcp::counts(unsafe { BorrowedFd::borrow_raw(fd) }) {
-            self.block.tcp_sent.store(counts.sent, Ordering::Relaxed);
+            self.inherit_greeting(segment, counts.sent);
+            let sent = counts.sent.saturating_sub(segment.greeted()[0]);
+            self.block.tcp_sent.store(sent, Ordering::Relaxed);
         }
     }
 }

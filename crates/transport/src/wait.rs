@@ -23,7 +23,7 @@ use crate::segment::Segment;
 use crate::settings::settings;
 use crate::stream::FAILED;
 use crate::uninterrupted::Descriptor;
-use crate::{process, waiting};
+use crate::{process, restart, waiting};
 
 /// How long one connection, or one set of them, spins: it follows how soon data used to come.
 ///
@@ -528,7 +528,7 @@ impl Connection {
 
     fn sleep_for_kernel_space(&self, fd: i32, deadline: Option<Instant>) -> Result<(), Errno> {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
-        match (settings().sleep.poll)(fd, libc::POLLOUT, remaining(deadline)?.as_ref())? {
+        match restart::poll(fd, libc::POLLOUT, remaining(deadline)?.as_ref())? {
             0 => Err(Errno::AGAIN),
             _ => Ok(()),
         }
@@ -560,9 +560,7 @@ impl Connection {
         if self.peer_is_gone(fd) || done() {
             return Ok(());
         }
-        if (settings().sleep.poll)(news.as_fd().as_raw_fd(), libc::POLLIN, remaining(deadline)?.as_ref())?
-            == 0
-        {
+        if restart::poll(news.as_fd().as_raw_fd(), libc::POLLIN, remaining(deadline)?.as_ref())? == 0 {
             return Err(Errno::AGAIN);
         }
         self.peer_is_gone(fd);

@@ -243,11 +243,13 @@ pub(crate) fn exiting() {
         if config::may_have_peers() && config::has_peers() {
             // The kernel takes a queue pair from a dead process, with all that it has not sent yet.
             errno::keep(|| {
-                table::for_each(|slot, connection, _| {
-                    if let Some(fd) = table::descriptor_of(slot) {
-                        connection.settle_fabric(fd);
-                    }
-                });
+                for waits in [false, true] {
+                    table::for_each(|slot, connection, _| {
+                        if let Some(fd) = table::descriptor_of(slot) {
+                            connection.settle_fabric(fd, waits);
+                        }
+                    });
+                }
             });
         }
         stats::write(true);

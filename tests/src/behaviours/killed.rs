@@ -18,11 +18,15 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::whole("at_each_system_call", killed_at_each_call, sends_and_counts, Tally::Upgraded(STOPS))
         .alone(&["shared-before-upgrade", "unseen-bytes"])
-        .tally(Tally::Unknown, Tally::Upgraded(STOPS)),
+        .tally(Tally::Unknown, Tally::Upgraded(STOPS))
+        // The client has sent everything before the server answers.
+        .over_verbs(Tally::Unknown, Tally::Stayed(STOPS)),
     Behaviour::whole("while_bytes_wait", killed_while_bytes_wait, sends_and_counts, Tally::Upgraded(STOPS))
         .environment(&[("THALLUS_RING", "64K")])
         .alone(&["shared-before-upgrade", "unseen-bytes"])
-        .tally(Tally::Unknown, Tally::Upgraded(STOPS)),
+        .tally(Tally::Unknown, Tally::Upgraded(STOPS))
+        // The client has sent everything before the server answers.
+        .over_verbs(Tally::Unknown, Tally::Stayed(STOPS)),
     Behaviour::whole("while_handing_on", killed_while_handing_on, asks_across, Tally::Upgraded(HANDERS))
         .alone(&["shared-before-upgrade", "unseen-bytes", "passed-to-process"])
         .tally(Tally::Unknown, Tally::AtLeast(HANDERS, HANDERS)),

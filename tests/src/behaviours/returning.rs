@@ -25,6 +25,19 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Returned(1), Tally::Returned(1))
         .needs_root()
         .between_hosts(),
+    Behaviour::whole(
+        "a_device_is_removed_beneath_a_call",
+        removes_beneath_a_call,
+        answers_all,
+        Tally::Returned(1),
+    )
+    // The queue pair itself does not give up as long as that takes.
+    .environment(&[("THALLUS_RDMA_TIMEOUT", "20")])
+    .needs_root()
+    .between_hosts(),
+    Behaviour::whole("a_device_comes_back", uses_two_devices, asks_twice, Tally::Upgraded(2))
+        .needs_root()
+        .between_hosts(),
     Behaviour::whole("by_request", echoes, asks_for_tcp, Tally::Returned(1)).alone(&["by-request"]),
     Behaviour::whole("by_request_under_load", streams_on, asks_for_tcp_under_load, Tally::Returned(1))
         .alone(&["by-request"]),
@@ -43,15 +56,22 @@ fn remove_device() {
         .filter_map(|entry| entry.file_name().into_string().ok())
         .find(|name| has_own_address(name))
         .expect("a device with this side's address");
-    let rdma = |arguments: &[&str]| {
-        let status = Command::new("/usr/bin/env")
-            .args(["-u", "LD_PRELOAD", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "rdma", "link"])
-            .args(arguments)
-            .status();
-        assert!(status.expect("rdma").success(), "rdma link {arguments:?}");
-    };
-    rdma(&["delete", &name]);
-    rdma(&["add", &name, "type", "rxe", "netdev", "eth0"]);
+    outside("rdma", &["link", "delete", &name]);
+    outside("rdma", &["link", "add", &name, "type", "rxe", "netdev", "eth0"]);
+    while !has_own_address(&name) {
+        std::thread::yield_now();
+    }
+    // The guest's device files are copies, and so they still lead to the device that was removed.
+    outside("sh", &["-c", "for d in /dev/infiniband/uverbs*; do cp -a $d $d.new; mv $d.new $d; done"]);
+}
+
+/// Runs a program without the library, to its good end.
+fn outside(program: &str, arguments: &[&str]) {
+    let status = Command::new("/usr/bin/env")
+        .args(["-u", "LD_PRELOAD", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", program])
+        .args(arguments)
+        .status();
+    assert!(status.expect("env").success(), "{program} {arguments:?}");
 }
 
 fn has_own_address(device: &str) -> bool {
@@ -105,6 +125,67 @@ fn answers(_side: &Side, fd: Fd) {
     for _ in 0..2 * REQUESTS {
         let request = receive_exactly(fd, 100);
         send_all(fd, &request);
+    }
+}
+
+/// What the device is to do meanwhile never completes: first because the peer does not answer, and then because the device is
+/// gone.
+fn removes_beneath_a_call(side: &Side) {
+    let (reading, writing) = calls::pipe().expect("pipe");
+    // Before there is a connection: it does what it does from outside.
+    let remover = fork(Leave::Exit, || {
+        let told = quietly(|| calls::read(reading, 100)).expect("read");
+        let peer = String::from_utf8(told).expect("an address");
+        remove_device();
+        outside("ip", &["neighbour", "delete", &peer, "dev", "eth0"]);
+    });
+    let fd = side.connect();
+    for number in 0..REQUESTS {
+        request(fd, number);
+    }
+    let peer = quietly(|| calls::peer_address(fd)).expect("getpeername").ip().to_string();
+    let nobody = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"];
+    outside("ip", &[&["neighbour", "replace", &peer], &nobody[..]].concat());
+    quietly(|| calls::write(writing, peer.as_bytes())).expect("write");
+    request(fd, REQUESTS);
+    say!("answered");
+    remover.wait_for_success();
+}
+
+fn answers_all(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    for number in 0..=REQUESTS {
+        let request = receive_exactly(fd, 100);
+        assert_eq!(request, [number as u8; 100]);
+        send_all(fd, &request);
+    }
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+}
+
+/// A server whose device is taken away and given back between two connections.
+fn uses_two_devices(side: &Side) {
+    let listener = side.listen();
+    for again in [true, false] {
+        let fd = side.accept(listener);
+        echo(fd);
+        calls::close(fd).expect("close");
+        if again {
+            quietly(remove_device);
+        }
+        side.sync("next");
+    }
+}
+
+fn asks_twice(side: &Side) {
+    let destination = side.destination();
+    for _ in 0..2 {
+        let fd = side.connect_to(destination);
+        request_echoes(fd, 30, 3000);
+        calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+        calls::close(fd).expect("close");
+        side.sync("next");
     }
 }
 

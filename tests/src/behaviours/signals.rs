@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Behaviour;
 use crate::calls::{self, Errno, Fd, SignalSet, caught, quietly, signal_thread, thread_id};
 use crate::say;
-use crate::side::{Side, await_readable, receive_exactly, while_blocked};
+use crate::side::{Side, await_asleep, await_readable, receive_exactly, while_blocked};
 
 const SIGNAL: libc::c_int = libc::SIGUSR1;
 
@@ -17,6 +17,8 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("interrupted_waitall_gives_what_it_has", interrupted_waitall, sends_half),
     Behaviour::connected("interrupted_send", interrupted_send, reads_when_told),
     Behaviour::connected("restarted_send", restarted_send, reads_when_told),
+    Behaviour::connected("restarted_send_of_one_that_does_not_read", restarted_send_only, reads_when_told),
+    Behaviour::connected("one_of_two_handlers_ends_a_send", one_of_two_handlers, reads_when_told),
     Behaviour::connected("interrupted_waits", interrupted_waits, sends_when_told),
     Behaviour::connected("masks_of_waits", masks_of_waits, sends_when_told),
     Behaviour::connected("ready_comes_before_a_signal", ready_comes_first, sends_when_told),
@@ -156,6 +158,36 @@ fn restarted_send(side: &Side, fd: Fd) {
     let sent = sent.expect("an interrupted send goes on");
     assert_eq!(side.told(), (filled + sent) as u64, "bytes counted and bytes that arrived");
     say!("caught {}", caught(SIGNAL));
+}
+
+/// Shuts reading down first: then the library sleeps in another way.
+fn restarted_send_only(side: &Side, fd: Fd) {
+    calls::shutdown(fd, libc::SHUT_RD).expect("shutdown");
+    restarted_send(side, fd);
+}
+
+fn one_of_two_handlers(side: &Side, fd: Fd) {
+    calls::catch(SIGNAL, true);
+    calls::catch(libc::SIGUSR2, false);
+    calls::shutdown(fd, libc::SHUT_RD).expect("shutdown");
+    let mut total = fill(fd);
+    let huge = vec![b'x'; 64 << 20];
+    let thread = thread_id();
+    let error = loop {
+        let sleeps_on = || {
+            await_asleep(thread);
+            signal_thread(thread, libc::SIGUSR2);
+        };
+        // A kernel may find a little room after it refused.
+        match interrupted_then(|| quietly(|| calls::send(fd, &huge, 0)), sleeps_on) {
+            Ok(sent) => total += sent,
+            Err(error) => break error,
+        }
+    };
+    say!("send = {error}");
+    side.sync("read now");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(side.told(), total as u64, "bytes counted and bytes that arrived");
 }
 
 fn interrupted_waits(side: &Side, fd: Fd) {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -104,10 +105,13 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// An open device. Never closed: connections come again.
+/// An open device. Never closed: connections come again, and those that were made on one that has been removed since still
+/// refer to it.
 #[derive(Debug)]
 pub(super) struct Device {
     name: String,
+    /// Inode of its folder in sysfs: another device of the same name has another.
+    folder: u64,
     /// The process that opened it: a fork must not use it.
     process: u32,
     pub(super) context: *mut Context,
@@ -129,10 +133,15 @@ pub fn internal_fds() -> Vec<i32> {
 }
 
 impl Device {
-    /// Opens the device of this name, or finds it open.
+    /// Opens the device of this name, or finds it open. One that was removed does not come back: another of its name is
+    /// opened anew.
     pub(super) fn open(name: &str) -> Result<&'static Self, Reason> {
         let mut open = OPEN.lock().map_err(|_| Reason::NoDevice)?;
-        let known = |device: &&&Self| device.name == name && device.process == process::id();
+        // Before it is opened: if another comes in between, that is found out the next time.
+        let folder = fs::metadata(Path::new(CLASS).join(name)).map_err(|_| Reason::NoDevice)?.ino();
+        let known = |device: &&&Self| {
+            device.name == name && device.folder == folder && device.process == process::id()
+        };
         if let Some(device) = open.iter().find(known) {
             return Ok(device);
         }
@@ -143,6 +152,7 @@ impl Device {
         let context = open_by_name(verbs, name).ok_or(Reason::NoDevice)?;
         let device: &'static Self = Box::leak(Box::new(Self {
             name: name.to_owned(),
+            folder,
             process: process::id(),
             context,
             // SAFETY: a context that was just opened, and nobody else knows of it.

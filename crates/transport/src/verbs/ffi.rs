@@ -62,6 +62,7 @@ pub(super) struct Capacity {
 
 /// `struct ibv_qp_init_attr`.
 #[repr(C)]
+#[derive(Default)]
 pub(super) struct InitAttributes {
     pub(super) context: *mut c_void,
     pub(super) send_cq: *mut Cq,
@@ -255,6 +256,7 @@ pub(super) struct Verbs {
     pub(super) destroy_cq: unsafe extern "C" fn(*mut Cq) -> c_int,
     pub(super) create_qp: unsafe extern "C" fn(*mut c_void, *mut InitAttributes) -> *mut Qp,
     pub(super) modify_qp: unsafe extern "C" fn(*mut Qp, *mut Attributes, c_int) -> c_int,
+    pub(super) query_qp: unsafe extern "C" fn(*mut Qp, *mut Attributes, c_int, *mut InitAttributes) -> c_int,
     pub(super) destroy_qp: unsafe extern "C" fn(*mut Qp) -> c_int,
 }
 
@@ -284,6 +286,7 @@ impl Verbs {
             destroy_cq: symbol!(b"ibv_destroy_cq\0"),
             create_qp: symbol!(b"ibv_create_qp\0"),
             modify_qp: symbol!(b"ibv_modify_qp\0"),
+            query_qp: symbol!(b"ibv_query_qp\0"),
             destroy_qp: symbol!(b"ibv_destroy_qp\0"),
         })
     }

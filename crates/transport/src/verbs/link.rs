@@ -498,6 +498,15 @@ impl Link {
         self.write_words(&poster, std::mem::offset_of!(Board, bells), &Said::of([count, 0]))
     }
 
+    /// Before [`Self::finish`] of many, without waiting: so that those whose peers do not answer find out at the same time, and
+    /// not one after the other.
+    pub(crate) fn begin_to_finish(&self) {
+        // One that has a lot under way is waiting already.
+        if self.pair.has_room() {
+            let _ = self.give_credit();
+        }
+    }
+
     /// The last word to the peer: what has been consumed; and waits until everything has arrived.
     pub(crate) fn finish(&self, incoming: &Control) {
         let _ = self.give_credit();

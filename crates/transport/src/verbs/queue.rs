@@ -32,6 +32,8 @@ const SIGNAL_EVERY: u64 = 32;
 const INLINE_WANTED: u32 = 256;
 /// How long an iWARP device may take for what has been posted; and any, to deliver what the peer has posted.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// After so long without a completion the device is asked whether there is a queue pair still.
+const UNANSWERED: Duration = Duration::from_millis(50);
 /// RDMA READs in flight.
 const READS: u8 = 4;
 
@@ -237,10 +239,8 @@ impl QueuePair {
             return Err(Reason::NoMemory);
         }
         let mut attributes = InitAttributes {
-            context: null,
             send_cq: pair.cq,
             recv_cq: pair.cq,
-            srq: null,
             capacity: Capacity {
                 max_send_wr: DEPTH as u32,
                 max_recv_wr: 1,
@@ -249,7 +249,7 @@ impl QueuePair {
                 max_inline_data: INLINE_WANTED,
             },
             kind: ffi::RC,
-            signal_all: 0,
+            ..InitAttributes::default()
         };
         // A device may refuse more than it has instead of granting what it has.
         while pair.qp.is_null() {
@@ -427,6 +427,17 @@ impl QueuePair {
         }
     }
 
+    /// Whether the device still has it, and it has not failed.
+    fn is_alive(&self) -> bool {
+        let mut attributes = Attributes::default();
+        let mut made_with = InitAttributes::default();
+        let asked = mask::STATE.cast_signed();
+        // SAFETY: a live queue pair; both structures are writable.
+        let failed =
+            unsafe { (self.verbs.query_qp)(self.qp, &raw mut attributes, asked, &raw mut made_with) };
+        failed == 0 && attributes.state != state::ERROR
+    }
+
     /// Ends all traffic: nothing that the peer still sends reaches this side's memory any more.
     pub(super) fn shut(&self) {
         self.broken.store(true, Ordering::SeqCst);
@@ -444,6 +455,11 @@ impl QueuePair {
     /// Whether it has failed: nothing gets through any more.
     pub(super) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
+    }
+
+    /// Whether some requests could be posted without waiting, as far as completions have been taken.
+    pub(super) fn has_room(&self) -> bool {
+        self.posted.load(Ordering::Relaxed) - self.completed.load(Ordering::Relaxed) < DEPTH / 2
     }
 
     /// Begins to post `count` requests: waits until there is room for them.
@@ -490,12 +506,14 @@ impl QueuePair {
     }
 }
 
-/// A wait for completions. A RoCE queue pair fails by itself when its peer is out of reach. One of iWARP keeps trying as long as
-/// TCP does, minutes; and Soft-iWARP does not complete what is posted after the peer has gone.
+/// A wait for completions. A RoCE queue pair fails by itself when its peer is out of reach, unless its device is removed: then
+/// nothing completes any more. One of iWARP keeps trying as long as TCP does, minutes; and Soft-iWARP does not complete what is
+/// posted after the peer has gone.
 #[derive(Default)]
 struct Wait {
     looks: u32,
     deadline: Option<Instant>,
+    next_question: Option<Instant>,
 }
 
 impl Wait {
@@ -504,11 +522,17 @@ impl Wait {
         if !self.looks.is_multiple_of(64) {
             return std::hint::spin_loop();
         }
-        if let Some(meeting) = &pair.meeting {
-            let now = Instant::now();
-            if meeting.is_over() || now > *self.deadline.get_or_insert(now + LONGEST_WAIT) {
+        let now = Instant::now();
+        if now > *self.next_question.get_or_insert(now + UNANSWERED) {
+            self.next_question = None;
+            if !pair.is_alive() {
                 pair.broken.store(true, Ordering::SeqCst);
             }
+        }
+        if let Some(meeting) = &pair.meeting
+            && (meeting.is_over() || now > *self.deadline.get_or_insert(now + LONGEST_WAIT))
+        {
+            pair.broken.store(true, Ordering::SeqCst);
         }
         rustix::thread::sched_yield();
     }
