@@ -103,7 +103,7 @@ fn report(scan: &scan::Scan) -> Report {
         .families
         .iter()
         .flat_map(|family| {
-            family.chunk.blocks().filter_map(move |block| {
+            family.view.blocks().filter_map(move |(_, block)| {
                 let owner = scan.owner(family, block.owner_pid.load(ORDERING))?;
                 Some(Connection::new(block, owner, now_ns))
             })

@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
-use thallus_transport::arena::{Chunk, MEMFD_NAME};
+use thallus_transport::arena::{MEMFD_NAME, View};
 
 /// What a look at all processes has found.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub(crate) struct Scan {
 #[derive(Debug)]
 pub(crate) struct Family {
     inode: Inode,
-    pub(crate) chunk: Chunk,
+    pub(crate) view: View,
     /// By the pid that each sees itself.
     members: BTreeMap<u32, Process>,
 }
@@ -113,8 +113,8 @@ impl Scan {
         let index = match self.families.iter().position(|family| family.inode == inode) {
             Some(index) => index,
             None => {
-                let chunk = Chunk::inspect(fd, self.writes)?;
-                self.families.push(Family { inode, chunk, members: BTreeMap::new() });
+                let view = View::open(fd, self.writes)?;
+                self.families.push(Family { inode, view, members: BTreeMap::new() });
                 self.families.len() - 1
             }
         };
