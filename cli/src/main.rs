@@ -6,6 +6,7 @@
 mod bench;
 mod doctor;
 mod elf;
+mod export;
 mod library;
 mod pin;
 mod program;
@@ -33,6 +34,7 @@ enum Command {
     Run(run::Args),
     Status(status::Args),
     Top(top::Args),
+    Export(export::Args),
     Pin(pin::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         }
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Pin(args) => pin::run(&args),
         Command::Doctor(args) => match doctor::run(&args) {
             Ok(status) => return status,

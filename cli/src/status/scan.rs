@@ -27,10 +27,10 @@ pub(crate) struct Scan {
 /// Processes that share one arena.
 #[derive(Debug)]
 pub(crate) struct Family {
-    inode: Inode,
+    pub(crate) inode: Inode,
     pub(crate) view: View,
     /// By the pid that each sees itself.
-    members: BTreeMap<u32, Process>,
+    pub(crate) members: BTreeMap<u32, Process>,
 }
 
 /// A live process.
@@ -43,7 +43,7 @@ pub(crate) struct Process {
 }
 
 /// Device and inode number.
-type Inode = (u64, u64);
+pub(crate) type Inode = (u64, u64);
 
 /// Looks at every process but this one. Fails only if `/proc` itself can't be read.
 pub(crate) fn scan() -> io::Result<Scan> {
