@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{read, read_dir, read_link, read_to_string};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
@@ -134,7 +135,7 @@ fn arenas(folder: &Path, writes: bool) -> io::Result<Vec<(Inode, std::os::fd::Ow
     for entry in read_dir(folder.join("fd"))? {
         let link = entry?.path();
         match read_link(&link) {
-            Ok(target) if target.as_os_str() == wanted.as_str() => {}
+            Ok(target) if target.as_os_str() == wanted.as_str() && is_writable(&link) => {}
             Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
             // Another file, or one that was closed meanwhile.
             _ => continue,
@@ -152,6 +153,11 @@ fn arenas(folder: &Path, writes: bool) -> io::Result<Vec<(Inode, std::os::fd::Ow
         }
     }
     Ok(arenas)
+}
+
+/// Whether a descriptor in `/proc/PID/fd` can be written to (proc_pid_fd(5)): who can't only looks, as this command does.
+fn is_writable(link: &Path) -> bool {
+    link.symlink_metadata().is_ok_and(|link| link.mode() & 0o200 != 0)
 }
 
 /// Whether there is such a process, and it has not ended.

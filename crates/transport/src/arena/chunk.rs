@@ -194,7 +194,9 @@ impl View {
             return None;
         }
         let write = if writes { ProtFlags::WRITE } else { ProtFlags::empty() };
-        let view = Self(Chunk::map(Some(fd), ProtFlags::READ | write).ok()?);
+        let mut view = Self(Chunk::map(Some(fd), ProtFlags::READ | write).ok()?);
+        // Who looks at this process meanwhile must not take it for one that has the arena.
+        view.0.fd = None;
         let header = view.0.header();
         let fits = header.magic.load(Ordering::Acquire) == MAGIC
             && header.version.load(Ordering::Relaxed) == VERSION
