@@ -103,7 +103,10 @@ pub(super) fn configuration(path: Option<&str>) -> File {
 impl File {
     /// What is asked for in a process of the program at `program`.
     pub(super) fn given(&self, program: &str) -> Given {
-        Given::of(self.path.clone(), &self.read, program)
+        match self.usable {
+            true => Given::of(self.path.clone(), &self.read, program),
+            false => Given::without(self.path.clone()),
+        }
     }
 }
 

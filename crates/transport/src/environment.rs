@@ -81,6 +81,8 @@ pub struct Given {
     only_file: bool,
     path: String,
     lines: Vec<Entry>,
+    /// Nobody knows all that the file was to say.
+    doubtful: bool,
 }
 
 impl Given {
@@ -90,7 +92,7 @@ impl Given {
         match read_configuration(&path) {
             Err(error) => {
                 complaints.add(CONFIG, &path, format!("{error}; going on without it"));
-                Self::default()
+                Self::without(path)
             }
             Ok(read) => {
                 complaints.add_wrong_lines(&path, &read);
@@ -102,7 +104,13 @@ impl Given {
 
     /// In a process of the program whose executable file is at `program`.
     pub fn of(path: String, read: &Configuration, program: &str) -> Self {
-        Self { only_file: false, path, lines: read.for_program(program) }
+        let doubtful = !read.wrong.is_empty();
+        Self { only_file: false, path, lines: read.for_program(program), doubtful }
+    }
+
+    /// With a file that can't be read.
+    pub fn without(path: String) -> Self {
+        Self { path, doubtful: true, ..Self::default() }
     }
 
     /// A variable's value; one that is empty is as good as none.
@@ -169,7 +177,8 @@ pub fn check(path: &str, read: &Configuration) -> Complaints {
     let mut complaints = Complaints::default();
     complaints.add_wrong_lines(path, read);
     for line in read.entries() {
-        let alone = Given { only_file: true, path: path.to_owned(), lines: vec![line.clone()] };
+        let alone =
+            Given { only_file: true, path: path.to_owned(), lines: vec![line.clone()], ..Given::default() };
         log(&alone, &mut complaints);
         settings(Settings::default(), &alone, &mut complaints);
     }
@@ -264,6 +273,11 @@ pub fn settings(mut chosen: Settings, given: &Given, complaints: &mut Complaints
         chosen.verbs.on_one_host = !shm;
         chosen.verbs.peers = peers(given, complaints);
         chosen.verbs.key = key(&mut chosen.verbs.peers, given, complaints);
+        if given.doubtful && chosen.verbs.key.is_none() && !chosen.verbs.peers.is_empty() {
+            let doubt = "what makes no sense may have named a key; staying on TCP with other hosts";
+            complaints.add(CONFIG, &given.path, doubt);
+            chosen.verbs.peers.clear();
+        }
     }
     let verbs = &mut chosen.verbs;
     given.read_up_to(complaints, "THALLUS_RDMA_TIMEOUT", 31, &mut verbs.timeout);
@@ -395,7 +409,7 @@ mod tests {
 
     fn file(text: &str) -> (Given, Complaints) {
         let read = Configuration::parse(text.as_bytes());
-        (Given { only_file: true, path: "F".into(), lines: read.for_program("p") }, check("F", &read))
+        (Given { only_file: true, ..Given::of("F".into(), &read, "p") }, check("F", &read))
     }
 
     #[test]
@@ -437,6 +451,29 @@ mod tests {
             "F:9: peers = here: not a list such as 10.0.0.0/24:5432,10.1.2.3; taking the default",
         ];
         assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn nobody_is_greeted_unsigned_if_the_key_may_be_in_what_makes_no_sense() {
+        let peers = |given: &Given| {
+            let mut complaints = Complaints::default();
+            let count = settings(Settings::default(), given, &mut complaints).verbs.peers.len();
+            (count, complaints.0.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        let doubt =
+            "THALLUS_CONFIG=F: what makes no sense may have named a key; staying on TCP with other hosts";
+        assert_eq!(peers(&file("peers = 10.0.0.1").0), (1, vec![]));
+        assert_eq!(peers(&file("peers = 10.0.0.1\nkeyfile = /key").0), (0, vec![doubt.to_owned()]));
+        assert_eq!(peers(&file("keyfile = /key").0), (0, vec![]));
+        let key = std::env::temp_dir().join(format!("thallus-key-{}", crate::process::id()));
+        std::fs::write(&key, "secret").unwrap();
+        let with_key = format!("peers = 10.0.0.1\nnonsense\nkey-file = {}", key.display());
+        let greeted = peers(&file(&with_key).0);
+        std::fs::remove_file(key).unwrap();
+        assert_eq!(greeted, (1, vec![]));
+        let missing =
+            Given { only_file: true, lines: file("peers = 10.0.0.1").0.lines, ..Given::without("F".into()) };
+        assert_eq!(peers(&missing), (0, vec![doubt.to_owned()]));
     }
 
     #[test]
