@@ -35,6 +35,15 @@ pub(crate) struct Args {
     #[arg(value_name = "HOST:PORT", value_parser = route::Target::parse)]
     server: Option<route::Target>,
 
+    /// The configuration to look at: docs/configuration.md [THALLUS_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<String>,
+
+    /// The path of the executable file that the settings are to be for; without it, what the configuration has for every
+    /// program
+    #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true)]
+    program: String,
+
     /// Print JSON instead of text
     #[arg(long)]
     json: bool,
@@ -72,8 +81,10 @@ impl Problem {
 /// Prints the report. The exit status that belongs to it.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut complaints = Complaints::default();
-    let log = environment::log(&mut complaints);
-    let chosen = environment::settings(Settings::default(), &mut complaints);
+    let configuration = settings::configuration(args.config.as_deref());
+    let given = configuration.given(&args.program);
+    let log = environment::log(&given, &mut complaints);
+    let chosen = environment::settings(Settings::default(), &given, &mut complaints);
     // What is tried below follows the settings.
     set(chosen.clone());
 
@@ -83,11 +94,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let limits = machine::limits(&mut problems);
     let one_host = one_host::look(&mut problems);
     let rdma = rdma::look(&chosen, &limits, &mut problems);
-    let in_force = settings::in_force(&chosen, log.as_ref(), &complaints, &mut problems);
+    let wanted = settings::Wanted { given: &given, configuration: &configuration, complaints: &complaints };
+    let in_force = wanted.in_force(&chosen, log.as_ref(), &mut problems);
     let connection = args.server.as_ref().map(|server| {
         let around = route::Around {
             settings: &chosen,
-            off: environment::is_off(),
+            off: given.is_off(),
             library: library.usable,
             one_host: &one_host,
             key: chosen.verbs.key.is_some(),
@@ -96,10 +108,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     });
     let possible = match &connection {
         Some(route) => route.leaves_tcp(),
-        None => library.usable && one_host.works && chosen.shm && !environment::is_off(),
+        None => library.usable && one_host.works && chosen.shm && !given.is_off(),
     };
     if connection.is_none() {
-        settings::check_one_host(&chosen, &mut problems);
+        settings::check_one_host(&chosen, &given, &mut problems);
     }
 
     let report =

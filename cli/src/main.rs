@@ -6,6 +6,7 @@
 mod bench;
 mod doctor;
 mod elf;
+mod export;
 mod library;
 mod pin;
 mod program;
@@ -33,6 +34,7 @@ enum Command {
     Run(run::Args),
     Status(status::Args),
     Top(top::Args),
+    Export(export::Args),
     Pin(pin::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
@@ -52,6 +54,7 @@ fn tell(text: Arguments<'_>) {
 }
 
 fn main() -> ExitCode {
+    let done = |()| ExitCode::SUCCESS;
     let outcome = match Cli::parse().command {
         // Returns only if the program could not be started.
         Command::Run(args) => {
@@ -59,17 +62,15 @@ fn main() -> ExitCode {
             tell(format_args!("thallus: {failure}\n"));
             return ExitCode::from(failure.exit_status());
         }
-        Command::Status(args) => status::run(&args),
-        Command::Top(args) => top::run(&args),
-        Command::Pin(args) => pin::run(&args),
-        Command::Doctor(args) => match doctor::run(&args) {
-            Ok(status) => return status,
-            Err(error) => Err(error),
-        },
-        Command::Bench(args) => bench::run(args),
+        Command::Status(args) => status::run(&args).map(done),
+        Command::Top(args) => top::run(&args).map(done),
+        Command::Export(args) => export::run(&args).map(done),
+        Command::Pin(args) => pin::run(&args).map(done),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Bench(args) => bench::run(&args),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
             tell(format_args!("thallus: {error:#}\n"));
             ExitCode::FAILURE

@@ -77,10 +77,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-fn find(scan: &Scan, args: &Args) -> anyhow::Result<(&'static Block, Generation)> {
+fn find<'scan>(scan: &'scan Scan, args: &Args) -> anyhow::Result<(&'scan Block, Generation)> {
     let Args { pid, fd, .. } = args;
     let mut found = scan.families.iter().flat_map(|family| {
-        family.chunk.blocks().filter_map(move |block| {
+        family.view.blocks().filter_map(move |(_, block)| {
             let generation = block.connection()?;
             let owner = scan.owner(family, block.owner_pid.load(Relaxed))?;
             (owner.pid == *pid && block.owner_fd.load(Relaxed) == *fd).then_some((block, generation))

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use clap::ValueEnum;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
+use thallus_transport::environment::{self, CONFIG, Complaint};
 use thiserror::Error;
 
 use crate::elf::{Abi, Image};
@@ -25,13 +26,17 @@ use crate::program::{self, Missing, Obstacle};
 /// Exit status: the program's own; 127 if it is not found, 126 if it can't be executed,
 /// 2 if it can't be accelerated (statically linked, set-user-ID, file capabilities,
 /// another machine or libc), if the library is missing, --stats or --log can't be written to,
-/// or for wrong arguments.
+/// for a line of --config that makes no sense, or for wrong arguments.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment, override_usage = "thallus run [OPTIONS] [--] COMMAND [ARGUMENT]...")]
 pub(crate) struct Args {
     /// Write what each process did to DIR/PID.json when it exits; DIR is created [THALLUS_STATS]
     #[arg(long, value_name = "DIR")]
     stats: Option<PathBuf>,
+
+    /// Settings for what no option or variable is given, by program: docs/configuration.md [THALLUS_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 
     /// Only these server ports, such as 5432,6379,8000-8100 [THALLUS_PORTS]
     #[arg(long, value_name = "LIST", value_parser = ports)]
@@ -83,6 +88,10 @@ pub(crate) enum Failure {
     Stats { folder: PathBuf, source: io::Error },
     #[error("can't write to {}: {source}", .path.display())]
     Output { path: PathBuf, source: io::Error },
+    #[error("can't read {}: {source}", .path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nthallus: "))]
+    Configuration(Vec<Complaint>),
     #[error("{}: not found", .0.display())]
     NotFound(PathBuf),
     #[error("{}: not executable", .0.display())]
@@ -146,8 +155,23 @@ fn prepare(args: &Args) -> Result<(PathBuf, Command), Failure> {
         let file = Path::new(file);
         writable(if file.exists() { file } else { file.parent().unwrap_or(file) })?;
     }
+    if let Some(file) = &args.config {
+        // As for the folder above.
+        command.env(CONFIG, checked(file)?);
+    }
     command.envs(settings(args));
     Ok((program, command))
+}
+
+/// The whole path of a configuration that makes sense. The library would go on without what does not.
+fn checked(file: &Path) -> Result<String, Failure> {
+    let unreadable = |source| Failure::Unreadable { path: file.to_owned(), source };
+    let path = file.canonicalize().map_err(unreadable)?;
+    let path = path.into_os_string().into_string();
+    let path = path.map_err(|_| unreadable(io::Error::other("its path is not UTF-8")))?;
+    let read = environment::read_configuration(&path).map_err(unreadable)?;
+    let complaints = environment::check(&path, &read).0;
+    if complaints.is_empty() { Ok(path) } else { Err(Failure::Configuration(complaints)) }
 }
 
 /// The library says nothing where it can't write, so that the program's output stays its own.

@@ -35,17 +35,17 @@ pub(crate) struct Args {
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     /// Sorted by pid.
-    processes: Vec<ProcessSummary>,
+    pub(crate) processes: Vec<ProcessSummary>,
     /// Sorted by pid, then file descriptor.
     pub(crate) connections: Vec<Connection>,
     /// Processes that could not be looked at for lack of permission.
-    hidden_processes: usize,
+    pub(crate) hidden_processes: usize,
     /// Processes whose library is of a version that this command does not know.
-    other_versions: usize,
+    pub(crate) other_versions: usize,
 }
 
 #[derive(Debug, Serialize)]
-struct ProcessSummary {
+pub(crate) struct ProcessSummary {
     pid: u32,
     command: String,
     connections: usize,
@@ -97,13 +97,14 @@ impl Report {
     }
 }
 
-fn report(scan: &scan::Scan) -> Report {
+/// What is shown of this.
+pub(crate) fn report(scan: &scan::Scan) -> Report {
     let now_ns = boot_time_ns();
     let mut connections: Vec<_> = scan
         .families
         .iter()
         .flat_map(|family| {
-            family.chunk.blocks().filter_map(move |block| {
+            family.view.blocks().filter_map(move |(_, block)| {
                 let owner = scan.owner(family, block.owner_pid.load(ORDERING))?;
                 Some(Connection::new(block, owner, now_ns))
             })
@@ -126,14 +127,19 @@ fn report(scan: &scan::Scan) -> Report {
 }
 
 /// Counters are looked at while their owners go on; each is exact, together they are not.
-const ORDERING: std::sync::atomic::Ordering = std::sync::atomic::Ordering::Relaxed;
+pub(crate) const ORDERING: std::sync::atomic::Ordering = std::sync::atomic::Ordering::Relaxed;
+
+/// Whether bytes go another way than TCP.
+pub(crate) fn is_in_ring(block: &Block) -> bool {
+    let has_left = block.has(flag::READY)
+        || block.recv_switched.load(ORDERING) == 1
+        || block.send_switched.load(ORDERING) == 1;
+    has_left && !block.has(flag::RETURNED)
+}
 
 impl Connection {
     fn new(block: &Block, owner: scan::Process, now_ns: u64) -> Self {
-        let has_left = block.has(flag::READY)
-            || block.recv_switched.load(ORDERING) == 1
-            || block.send_switched.load(ORDERING) == 1;
-        let in_ring = has_left && !block.has(flag::RETURNED);
+        let in_ring = is_in_ring(block);
         let ring_bytes_sent = block.ring_sent.load(ORDERING);
         let ring_bytes_received = block.ring_received.load(ORDERING);
         let tcp_bytes_sent = block.tcp_sent.load(ORDERING);

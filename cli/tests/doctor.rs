@@ -203,6 +203,45 @@ fn settings_without_effect_are_told_from_those_in_force() {
 }
 
 #[test]
+fn a_configuration_is_checked_line_by_line_and_applied_as_to_a_program() {
+    let installation = installation();
+    let path = installation.path("thallus.conf");
+    let file = path.to_str().unwrap();
+    let text = "ports = 1\nspin-us = 7\nprots = 2\n[program postgres]\nring = 8K\nring = 9K\n\
+        [program redis-server]\nports = 5432\nlog = loud\n";
+    fs::write(&path, text).unwrap();
+    let listener = Listener::start(&installation, |_| {});
+    let server = format!("127.0.0.1:{}", listener.port);
+    let (status, all) =
+        report(doctor(&installation).args(["--config", file, &server]).env("THALLUS_SPIN_US", "8"));
+    assert_eq!((status, conclusion(&all).1["reason"].as_str()), (1, Some("not-selected")), "{all:#}");
+    let expected = [
+        format!("{file}:3: prots = 2: the library knows no such key; ignoring the line"),
+        format!("{file}:6: ring = 9K: given twice in this section; ignoring the line"),
+        format!("{file}:9: log = loud: the level is off, error, warn, info or debug; taking warn"),
+    ];
+    assert_eq!(problems(&all, "settings"), expected);
+    let ports = setting(&all, "THALLUS_PORTS");
+    assert_eq!((&ports["used"], &ports["line"], &ports["source"]), (&"1".into(), &1.into(), &"given".into()));
+    let spin = setting(&all, "THALLUS_SPIN_US");
+    assert_eq!((&spin["used"], &spin["line"]), (&"8".into(), &Value::Null));
+    assert_eq!(setting(&all, "THALLUS_CONFIG")["used"], file);
+    assert_eq!(setting(&all, "THALLUS_LOG")["source"], "default");
+
+    let program = ["--program", "/usr/bin/redis-server"];
+    let (_, redis) = report(doctor(&installation).env("THALLUS_CONFIG", file).args(program));
+    assert_eq!(setting(&redis, "THALLUS_PORTS")["used"], "5432");
+    assert_eq!(setting(&redis, "THALLUS_PORTS")["line"], 8);
+    assert_eq!(setting(&redis, "THALLUS_LOG")["source"], "wrong");
+    assert_eq!(problems(&redis, "settings"), expected);
+
+    let (status, missing) = report(doctor(&installation).env("THALLUS_CONFIG", "/nowhere/file"));
+    assert_eq!((status, setting(&missing, "THALLUS_CONFIG")["source"].as_str()), (0, Some("wrong")));
+    let expected = "THALLUS_CONFIG=/nowhere/file: No such file or directory (os error 2); the library goes on without it";
+    assert_eq!(problems(&missing, "settings"), [expected]);
+}
+
+#[test]
 fn each_problem_is_followed_by_its_remedy() {
     let installation = installation();
     let Outcome { output, .. } = outcome(doctor(&installation).env("THALLUS_SPIN_US", "soon"));

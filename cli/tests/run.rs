@@ -57,6 +57,26 @@ fn a_missing_library_is_reported_with_the_places_searched() {
 }
 
 #[test]
+fn a_configuration_is_checked_and_handed_on() {
+    let installation = Installation::with_library(LIBRARY);
+    let file = installation.path("thallus.conf");
+    write(&file, "ports = 5432\n[program redis-server]\nmode = off\n").unwrap();
+    let mut command =
+        installation.run(&["--config", "thallus.conf", "--", "/bin/sh", "-c", "echo $THALLUS_CONFIG"]);
+    let handed_on = outcome(command.current_dir(installation.path("")));
+    assert_eq!(handed_on.status, Some(0), "{handed_on:?}");
+    assert_eq!(handed_on.output.trim(), file.canonicalize().unwrap().to_str().unwrap());
+
+    let option = file.to_str().unwrap();
+    write(&file, "ports = 5432\nmodes = off\n[program redis-server]\nmode = of\n").unwrap();
+    let refused = shell(&installation, &["--config", option], "true");
+    let of_line_4 = ":4: mode = of: on or off; taking on";
+    assert_refused(&refused, &[":2: modes = off: the library knows no such key", of_line_4]);
+    let missing = shell(&installation, &["--config", "/nowhere/thallus.conf"], "true");
+    assert_refused(&missing, &["can't read /nowhere/thallus.conf: No such file or directory"]);
+}
+
+#[test]
 fn a_library_that_is_none_is_reported() {
     let installation = Installation::without_library();
     write(installation.path(LIBRARY), "no library").unwrap();

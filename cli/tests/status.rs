@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -160,6 +162,25 @@ fn an_arena_shared_by_forks_is_shown_once_and_its_dead_owners_not_at_all() {
     assert_eq!(found[0]["command"], "sleep");
     assert!(of(stranger.id(), &alive, "127.0.0.1:1032").is_empty());
     assert!(of(child.id(), &dead, "127.0.0.1:1031").is_empty());
+}
+
+#[test]
+fn a_process_that_only_looks_at_an_arena_is_not_shown() {
+    let chunk = Chunk::create(Ok).unwrap();
+    connect(&chunk, Role::Server, own_pid(), "127.0.0.1:1081");
+    let link = format!("/proc/self/fd/{}", chunk.fd().unwrap().as_raw_fd());
+    let child = |writes| {
+        let file = File::options().read(true).write(writes).open(&link).unwrap();
+        Command::new("sleep").arg("600").stdin(file).spawn().unwrap()
+    };
+    let mut children = [false, true].map(child);
+    let processes = report()["processes"].as_array().unwrap().clone();
+    let shown = children.each_ref().map(|child| processes.iter().any(|process| process["pid"] == child.id()));
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert_eq!(shown, [false, true]);
 }
 
 #[test]

@@ -1,18 +1,19 @@
-//! The environment: read once, before the first connection. A wrong value is reported in the log, and the
-//! default is used.
+//! The environment, and the file that it may name: read once, before the first connection. A wrong value is reported in
+//! the log, and the default is used.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) use thallus_transport::environment::is_off;
-use thallus_transport::environment::{self, Complaints};
+use thallus_transport::environment::{self, CONFIG, Complaints, Given};
 use thallus_transport::settings::{self, Settings};
 
 use crate::log;
 
+static ENABLED: OnceLock<bool> = OnceLock::new();
+
 /// Whether the library does anything in this process. Reads the environment on the first call.
 pub(crate) fn enabled() -> bool {
-    static ENABLED: OnceLock<bool> = OnceLock::new();
     *ENABLED.get_or_init(start) && !is_suspended()
 }
 
@@ -28,9 +29,13 @@ pub(crate) fn is_suspended() -> bool {
     SUSPENDED.load(Ordering::Relaxed)
 }
 
+/// Complaints about one process that are logged: a file may be something else altogether.
+const MOST_COMPLAINTS: usize = 20;
+
 fn start() -> bool {
     let mut complaints = Complaints::default();
-    if let Some(wanted) = environment::log(&mut complaints) {
+    let given = Given::here(&mut complaints);
+    if let Some(wanted) = environment::log(&given, &mut complaints) {
         log::start(wanted.level, wanted.path.as_deref());
     }
     let ours = Settings {
@@ -39,19 +44,27 @@ fn start() -> bool {
         sleep: crate::cancel::SLEEP,
         ..Settings::default()
     };
-    settings::set(environment::settings(ours, &mut complaints));
-    for complaint in complaints.0 {
+    settings::set(environment::settings(ours, &given, &mut complaints));
+    for complaint in complaints.0.iter().take(MOST_COMPLAINTS) {
         log::warn!("{complaint}");
     }
-    !is_off()
+    if let Some(more) = complaints.0.len().checked_sub(MOST_COMPLAINTS).filter(|&more| more > 0) {
+        log::warn!("and {more} more: see thallus doctor");
+    }
+    !given.is_off()
 }
 
-/// Whether some peers on other hosts are said to have this library.
+/// Whether some peers on other hosts are said to have this library. Before the first connection none are.
 pub(crate) fn has_peers() -> bool {
-    enabled() && !settings::settings().verbs.peers.is_empty()
+    ENABLED.get() == Some(&true) && !is_suspended() && !settings::settings().verbs.peers.is_empty()
 }
 
 /// Whether the environment may name peers on other hosts.
 pub(crate) fn may_have_peers() -> bool {
-    ["THALLUS_PEERS", "THALLUS_PEERS_FILE"].iter().any(|name| std::env::var_os(name).is_some())
+    ["THALLUS_PEERS", "THALLUS_PEERS_FILE", CONFIG].iter().any(|name| std::env::var_os(name).is_some())
+}
+
+/// Whether this process tells what it did. A file may say otherwise, which is read for that alone if it has not been.
+pub(crate) fn tells() -> bool {
+    if std::env::var_os(CONFIG).is_some() { enabled() } else { !is_suspended() }
 }

@@ -183,7 +183,7 @@ pub(crate) fn has_connections() -> bool {
 /// unless another process has them, if this one `ends`. A second program in the same process (after exec) writes a
 /// second file.
 pub(crate) fn write(ends: bool) {
-    let Some(directory) = directory().filter(|_| !config::is_suspended()) else { return };
+    let Some(directory) = directory().filter(|_| config::tells()) else { return };
     let _uninterrupted = Uninterrupted::begin();
     let Some(mut totals) = table::patiently(&GONE) else { return };
     if ends {

@@ -49,6 +49,13 @@ fn every_area_is_listed() {
 }
 
 #[test]
+fn every_key_of_the_configuration_is_listed() {
+    let document = read("docs/configuration.md");
+    let keys = thallus_transport::configuration::KEYS.iter().map(|(key, _)| *key);
+    assert_eq!(missing(keys, &quoted(&document)), [""; 0]);
+}
+
+#[test]
 fn every_reason_is_listed() {
     let document = read("ARCHITECTURE.md");
     let reasons = thallus_transport::reason::Reason::ALL.iter().map(|reason| reason.name());

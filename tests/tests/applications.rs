@@ -2,6 +2,7 @@
 
 mod applications {
     mod calls;
+    mod configuration;
     mod curl;
     mod exchange;
     mod handed_on;

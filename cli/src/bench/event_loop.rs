@@ -51,12 +51,7 @@ pub(super) fn serve(listener: &Listener, size: usize, mut meter: Meter) -> anyho
 pub(super) fn drive(session: &Session, size: usize, connections: usize) -> anyhow::Result<Report> {
     let mut clients = Clients::new(size)?;
     clients.open(&session.endpoint, connections)?;
-    clients.run(Phase::WarmUp, Duration::from_secs_f64(session.warm_up))?;
-    let before = Usage::now(false)?;
-    let (operations, elapsed) = clients.run(Phase::Measured, Duration::from_secs_f64(session.seconds))?;
-    let used = Usage::now(false)?.since(&before, operations);
-    clients.say_once(Phase::End)?;
-    Ok(Report { seconds: elapsed.as_secs_f64(), connections: connections as u64, ..used })
+    clients.measure(session)
 }
 
 /// Bytes of a message in a herd.
@@ -74,12 +69,7 @@ pub(super) fn drive_herd(session: &Session, active: usize, connections: usize) -
         clients.run(Phase::WarmUp, Duration::ZERO)?;
     }
     clients.active = active;
-    clients.run(Phase::WarmUp, Duration::from_secs_f64(session.warm_up))?;
-    let before = Usage::now(false)?;
-    let (operations, elapsed) = clients.run(Phase::Measured, Duration::from_secs_f64(session.seconds))?;
-    let used = Usage::now(false)?.since(&before, operations);
-    clients.say_once(Phase::End)?;
-    Ok(Report { seconds: elapsed.as_secs_f64(), connections: connections as u64, ..used })
+    clients.measure(session)
 }
 
 /// Lets this process, and those that it starts, open so many connections.
@@ -152,6 +142,16 @@ impl Clients {
             expired = expired || start.elapsed() >= limit;
         }
         Ok((count, start.elapsed()))
+    }
+
+    /// Warms up and measures the active connections, then tells the server that this was all.
+    fn measure(&mut self, session: &Session) -> anyhow::Result<Report> {
+        self.run(Phase::WarmUp, Duration::from_secs_f64(session.warm_up))?;
+        let before = Usage::now(false)?;
+        let (operations, elapsed) = self.run(Phase::Measured, Duration::from_secs_f64(session.seconds))?;
+        let used = Usage::now(false)?.since(&before, operations);
+        self.say_once(Phase::End)?;
+        Ok(Report { seconds: elapsed.as_secs_f64(), connections: self.all.len() as u64, ..used })
     }
 
     /// One round trip on the first connection.

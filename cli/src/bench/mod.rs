@@ -21,9 +21,11 @@
 //! | `ping_pong`, `event_loop`, `stream`, `connect`, `idle` | the workloads, both sides of each |
 //! | `message`, `socket` | messages that prove themselves; the calls they travel by |
 //! | `arrow` | query results of demo-server, which are not this binary's |
+//! | `compare` | two reports |
 //! | `report`, `machine` | median and spread, the table, the JSON; where it was measured |
 
 mod arrow;
+mod compare;
 mod connect;
 mod counters;
 mod event_loop;
@@ -39,13 +41,18 @@ mod role;
 mod socket;
 mod stream;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::ensure;
+use compare::Report;
 use output::Output;
 use plan::Transport;
 
 /// Measure this machine: round trips, stream throughput, connections, memory.
+///
+/// Exit status: 0; 1 if a measurement failed, or with --compare if something got worse; 2 for wrong arguments, also reports that
+/// can't be compared.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
@@ -64,6 +71,9 @@ pub(crate) struct Args {
     /// Also write the results as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Measure nothing: compare two reports of --json, with three rounds or more.
+    #[arg(long, num_args = 2, value_names = ["OLD", "NEW"], exclusive = true)]
+    compare: Option<Vec<PathBuf>>,
     /// Print the names of the workloads and exit.
     #[arg(long)]
     list: bool,
@@ -91,13 +101,30 @@ enum Role {
 /// # Errors
 /// No workload is left to run, the library is missing, or a measurement failed: a role died, saw bytes that
 /// were not sent to it, or gave no result in time. What was measured until the end is reported all the same.
-pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    match &args.role {
-        Some(Role::Arrow(args)) => return arrow::run(args),
-        Some(Role::Serve { session }) => return role::serve(session),
-        Some(Role::Drive { session }) => return role::drive(session),
-        None => {}
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let done = |()| ExitCode::SUCCESS;
+    match (&args.role, args.compare.as_deref()) {
+        (Some(Role::Arrow(args)), _) => arrow::run(args).map(done),
+        (Some(Role::Serve { session }), _) => role::serve(session).map(done),
+        (Some(Role::Drive { session }), _) => role::drive(session).map(done),
+        (None, Some([old, new])) => compare_files(old, new),
+        (None, _) => measure_all(args).map(done),
     }
+}
+
+fn compare_files(old: &Path, new: &Path) -> anyhow::Result<ExitCode> {
+    let comparison = match (Report::read(old), Report::read(new)) {
+        (Ok(old), Ok(new)) => compare::compare(&old, &new),
+        (Err(error), _) | (_, Err(error)) => {
+            crate::tell(format_args!("thallus: {error:#}\n"));
+            return Ok(ExitCode::from(2));
+        }
+    };
+    crate::print(&comparison.text)?;
+    Ok(if comparison.is_worse { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn measure_all(args: &Args) -> anyhow::Result<()> {
     let plan = plan::plan(&args.only, &args.transport)?;
     if args.list {
         let names: String = plan.iter().map(|variant| format!("{}\n", variant.name())).collect();

@@ -260,7 +260,7 @@ fn spread(series: &Series) -> String {
 }
 
 /// `12,345` from a thousand on, else three digits: `4.37`, `43.7`, `437`.
-fn number(value: f64) -> String {
+pub(super) fn number(value: f64) -> String {
     if value < 1000.0 {
         let decimals = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
         return format!("{value:.decimals$}");

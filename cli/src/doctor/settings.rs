@@ -1,11 +1,12 @@
-//! The settings in force: what each variable says, and what the library makes of it.
+//! The settings in force: what each variable or line of the configuration says, and what the library makes of it.
 
 use std::env;
 use std::path::Path;
 
 use rustix::fs::Access;
 use serde::Serialize;
-use thallus_transport::environment::{self, Complaints, Log};
+use thallus_transport::configuration::Configuration;
+use thallus_transport::environment::{self, CONFIG, Complaints, Given, Log};
 use thallus_transport::ring::class_size;
 use thallus_transport::settings::{Order, Settings};
 
@@ -13,7 +14,8 @@ use super::sheet::Sheet;
 use super::{Problem, bytes};
 
 /// Every variable that the library reads, in the order of the README.
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 17] = [
+    CONFIG,
     "THALLUS",
     "THALLUS_FABRIC",
     "THALLUS_PEERS",
@@ -27,6 +29,7 @@ const NAMES: [&str; 15] = [
     "THALLUS_UPGRADE_AFTER",
     "THALLUS_SPIN_US",
     "THALLUS_RING",
+    "THALLUS_LEND",
     "THALLUS_STATS",
     "THALLUS_LOG",
 ];
@@ -35,14 +38,19 @@ const NAMES: [&str; 15] = [
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
 pub(super) struct InForce {
+    /// Of the configuration.
+    #[serde(skip)]
+    path: String,
     list: Vec<Setting>,
 }
 
 #[derive(Debug, Serialize)]
 struct Setting {
     name: &'static str,
-    /// As the environment has it; null if it does not.
+    /// As the environment or the configuration has it; null if neither does.
     given: Option<String>,
+    /// The line of the configuration that has it, if the environment has not.
+    line: Option<usize>,
     /// What the library uses.
     used: String,
     /// Where that comes from.
@@ -62,136 +70,212 @@ enum Source {
     Unused,
 }
 
-/// What the library would use in this environment.
-pub(super) fn in_force(
-    chosen: &Settings,
-    log: Option<&Log>,
-    complaints: &Complaints,
-    problems: &mut Vec<Problem>,
-) -> InForce {
-    for complaint in &complaints.0 {
-        problems.push(Problem::new("settings", complaint.to_string(), "correct it, or unset it"));
+/// The configuration file.
+pub(super) struct File {
+    /// Its path; empty if none is named.
+    path: String,
+    read: Configuration,
+    /// What is wrong with it.
+    complaints: Vec<String>,
+    usable: bool,
+}
+
+/// The configuration at `path`, or where the environment says.
+pub(super) fn configuration(path: Option<&str>) -> File {
+    let path = path.map(str::to_owned).or_else(|| env::var(CONFIG).ok()).unwrap_or_default();
+    let none =
+        || File { path: path.clone(), read: Configuration::default(), complaints: Vec::new(), usable: true };
+    if path.is_empty() {
+        return none();
     }
-    let setting = |name| {
-        let given = env::var_os(name);
-        let unreadable = given.as_ref().is_some_and(|value| value.to_str().is_none());
-        let given = given.map(|value| value.to_string_lossy().into_owned());
-        let wrong = unreadable || complaints.0.iter().any(|complaint| complaint.name == name);
+    match environment::read_configuration(&path) {
+        Ok(read) => {
+            let complaints = environment::check(&path, &read).0.iter().map(ToString::to_string).collect();
+            File { read, complaints, ..none() }
+        }
+        Err(error) => {
+            let complaint = format!("{CONFIG}={path}: {error}; the library goes on without it");
+            File { complaints: vec![complaint], usable: false, ..none() }
+        }
+    }
+}
+
+impl File {
+    /// What is asked for in a process of the program at `program`.
+    pub(super) fn given(&self, program: &str) -> Given {
+        match self.usable {
+            true => Given::of(self.path.clone(), &self.read, program),
+            false => Given::without(self.path.clone()),
+        }
+    }
+}
+
+/// What has been asked for.
+pub(super) struct Wanted<'a> {
+    pub(super) given: &'a Given,
+    pub(super) configuration: &'a File,
+    /// About that.
+    pub(super) complaints: &'a Complaints,
+}
+
+impl Wanted<'_> {
+    /// What the library would use in this environment.
+    pub(super) fn in_force(
+        &self,
+        chosen: &Settings,
+        log: Option<&Log>,
+        problems: &mut Vec<Problem>,
+    ) -> InForce {
+        let mut complain = |text: String, remedy: &str| problems.push(Problem::new("settings", text, remedy));
+        // Those of lines are among those of the whole file.
+        for complaint in self.complaints.0.iter().filter(|complaint| complaint.place.is_none()) {
+            complain(complaint.to_string(), "correct it, or unset it");
+        }
+        for complaint in &self.configuration.complaints {
+            complain(complaint.clone(), "correct it: docs/configuration.md");
+        }
+        let mut list: Vec<_> = NAMES.into_iter().map(|name| self.setting(name, chosen, log)).collect();
+        for setting in &mut list {
+            let Setting { name, given: Some(given), source, .. } = setting else { continue };
+            if *source == Source::Wrong && env::var_os(*name).is_some_and(|value| value.to_str().is_none()) {
+                complain(format!("{name} is not UTF-8, and so as good as none"), "correct it, or unset it");
+            }
+            if *name == "THALLUS_STATS"
+                && *source == Source::Given
+                && rustix::fs::access(Path::new(given).join("."), Access::WRITE_OK).is_err()
+            {
+                *source = Source::Wrong;
+                complain(
+                    format!("THALLUS_STATS={given}: no folder that can be written to; nothing is written"),
+                    "create the folder, or use thallus run --stats",
+                );
+            }
+        }
+        for (name, _) in env::vars_os() {
+            let name = name.to_string_lossy();
+            if name.starts_with("THALLUS") && !NAMES.contains(&&*name) {
+                complain(
+                    format!("{name}: the library knows no such variable"),
+                    "correct its name, or unset it",
+                );
+            }
+        }
+        InForce { path: self.configuration.path.clone(), list }
+    }
+
+    fn setting(&self, name: &'static str, chosen: &Settings, log: Option<&Log>) -> Setting {
+        let variable = env::var_os(name);
+        let unreadable = variable.as_ref().is_some_and(|value| value.to_str().is_none());
+        let value = self.given.value(name);
+        let line = value.as_ref().and_then(|value| value.line.as_ref()).map(|entry| entry.line);
+        let given = match (name, value) {
+            (CONFIG, _) if !self.configuration.path.is_empty() => Some(self.configuration.path.clone()),
+            (_, Some(value)) => Some(value.text),
+            (_, None) => variable.map(|value| value.to_string_lossy().into_owned()),
+        };
+        let wrong = match name {
+            CONFIG => unreadable || !self.configuration.usable,
+            _ => unreadable || self.complaints.0.iter().any(|complaint| complaint.name == name),
+        };
         let source = match &given {
             None => Source::Default,
             Some(_) if wrong => Source::Wrong,
             Some(value) if value.is_empty() => Source::Default,
-            Some(_) if is_unused(name, chosen) => Source::Unused,
+            Some(_) if self.is_unused(name, chosen) => Source::Unused,
             Some(_) => Source::Given,
         };
-        Setting { name, used: used(name, chosen, log), given, source }
-    };
-    let mut list: Vec<_> = NAMES.into_iter().map(setting).collect();
-    for setting in &mut list {
-        if setting.source == Source::Wrong
-            && !complaints.0.iter().any(|complaint| complaint.name == setting.name)
-        {
-            let text = format!("{} is not UTF-8; taking the default", setting.name);
-            problems.push(Problem::new("settings", text, "correct it, or unset it"));
-        }
-        if setting.name == "THALLUS_STATS"
-            && setting.source == Source::Given
-            && let Some(folder) = &setting.given
-            && rustix::fs::access(Path::new(folder).join("."), Access::WRITE_OK).is_err()
-        {
-            setting.source = Source::Wrong;
-            let text =
-                format!("THALLUS_STATS={folder}: no folder that can be written to; nothing is written");
-            problems.push(Problem::new("settings", text, "create the folder, or use thallus run --stats"));
+        Setting { name, used: self.used(name, chosen, log), given, line, source }
+    }
+
+    /// Whether other settings keep the library from looking at this one.
+    fn is_unused(&self, name: &str, chosen: &Settings) -> bool {
+        let fabric = self.given.value("THALLUS_FABRIC");
+        let verbs = !fabric.is_some_and(|fabric| matches!(fabric.text.as_str(), "shm" | "off" | "tcp"));
+        match name {
+            CONFIG | "THALLUS" | "THALLUS_FABRIC" | "THALLUS_LOG" => false,
+            _ if self.given.is_off() => true,
+            "THALLUS_PEERS" | "THALLUS_PEERS_FILE" | "THALLUS_KEY_FILE" => !verbs,
+            _ if name.starts_with("THALLUS_RDMA_") => chosen.verbs.peers.is_empty(),
+            _ => false,
         }
     }
-    for (name, _) in env::vars_os() {
-        let name = name.to_string_lossy();
-        if name.starts_with("THALLUS") && !NAMES.contains(&&*name) {
-            let text = format!("{name}: the library knows no such variable");
-            problems.push(Problem::new("settings", text, "correct its name, or unset it"));
+
+    fn used(&self, name: &str, chosen: &Settings, log: Option<&Log>) -> String {
+        let verbs = &chosen.verbs;
+        match name {
+            CONFIG if self.configuration.path.is_empty() || !self.configuration.usable => "none".into(),
+            CONFIG => self.configuration.path.clone(),
+            "THALLUS" => if self.given.is_off() { "off" } else { "on" }.into(),
+            "THALLUS_FABRIC" => match (
+                chosen.shm,
+                self.given.value("THALLUS_FABRIC").as_ref().map(|value| value.text.as_str()),
+            ) {
+                (true, Some("shm")) => "shm",
+                (true, _) => "auto",
+                (false, Some("verbs")) => "verbs",
+                (false, _) => "off",
+            }
+            .into(),
+            // With those of the file.
+            "THALLUS_PEERS" => {
+                let rules: Vec<_> = verbs.peers.iter().map(ToString::to_string).collect();
+                if rules.is_empty() { "none".into() } else { rules.join(",") }
+            }
+            "THALLUS_PEERS_FILE" | "THALLUS_STATS" => {
+                self.given.value(name).map_or("none".into(), |value| value.text)
+            }
+            "THALLUS_KEY_FILE" => {
+                verbs.key.as_ref().map_or("none".into(), |key| format!("a key of {} bytes", key.len()))
+            }
+            "THALLUS_RDMA_TIMEOUT" => verbs.timeout.to_string(),
+            "THALLUS_RDMA_RETRY" => verbs.retries.to_string(),
+            "THALLUS_RDMA_SL" => verbs.service_level.to_string(),
+            "THALLUS_RDMA_ORDER" => match verbs.order {
+                Order::OneWrite => "one-write".into(),
+                Order::TwoWrites => "two-writes".into(),
+            },
+            "THALLUS_PORTS" if chosen.ports.is_empty() => "all".into(),
+            "THALLUS_PORTS" => {
+                let ranges = chosen.ports.iter().map(|&(first, last)| match first == last {
+                    true => first.to_string(),
+                    false => format!("{first}-{last}"),
+                });
+                ranges.collect::<Vec<_>>().join(",")
+            }
+            "THALLUS_LEND" => bytes(chosen.lend_bytes),
+            "THALLUS_UPGRADE_AFTER" => chosen.upgrade_after.to_string(),
+            "THALLUS_SPIN_US" => (chosen.spin_ns / 1000).to_string(),
+            "THALLUS_RING" => {
+                let window = class_size(chosen.largest_class);
+                let ring = verbs.rings().next().unwrap_or(0);
+                format!("{}; over RDMA {}", bytes(window), bytes(ring))
+            }
+            _ => log.map_or("off".into(), |log| {
+                let level = format!("{:?}", log.level).to_lowercase();
+                log.path.as_ref().map_or(level.clone(), |path| format!("{level}:{path}"))
+            }),
         }
     }
-    InForce { list }
 }
 
 /// Without a server to ask about: what keeps every connection of this host on TCP.
-pub(super) fn check_one_host(chosen: &Settings, problems: &mut Vec<Problem>) {
+pub(super) fn check_one_host(chosen: &Settings, given: &Given, problems: &mut Vec<Problem>) {
     let mut complain = |text: &str, remedy: &str| problems.push(Problem::new("settings", text, remedy));
-    if environment::is_off() {
-        complain("THALLUS=off: the library does nothing", "unset THALLUS");
+    if given.is_off() {
+        complain("THALLUS=off: the library does nothing", "unset THALLUS, or mode in the configuration");
     } else if !chosen.shm {
         complain("THALLUS_FABRIC allows no shared memory", "unset it, or THALLUS_FABRIC=auto");
     }
 }
 
-/// Whether other settings keep the library from looking at this one.
-fn is_unused(name: &str, chosen: &Settings) -> bool {
-    let verbs = !matches!(env::var("THALLUS_FABRIC").as_deref(), Ok("shm" | "off" | "tcp"));
-    match name {
-        "THALLUS" | "THALLUS_FABRIC" | "THALLUS_LOG" => false,
-        _ if environment::is_off() => true,
-        "THALLUS_PEERS" | "THALLUS_PEERS_FILE" | "THALLUS_KEY_FILE" => !verbs,
-        _ if name.starts_with("THALLUS_RDMA_") => chosen.verbs.peers.is_empty(),
-        _ => false,
-    }
-}
-
-fn used(name: &str, chosen: &Settings, log: Option<&Log>) -> String {
-    let verbs = &chosen.verbs;
-    match name {
-        "THALLUS" => if environment::is_off() { "off" } else { "on" }.into(),
-        "THALLUS_FABRIC" => match (chosen.shm, env::var("THALLUS_FABRIC").as_deref()) {
-            (true, Ok("shm")) => "shm",
-            (true, _) => "auto",
-            (false, Ok("verbs")) => "verbs",
-            (false, _) => "off",
-        }
-        .into(),
-        // With those of the file.
-        "THALLUS_PEERS" => {
-            let rules: Vec<_> = verbs.peers.iter().map(ToString::to_string).collect();
-            if rules.is_empty() { "none".into() } else { rules.join(",") }
-        }
-        "THALLUS_PEERS_FILE" | "THALLUS_STATS" => {
-            env::var(name).ok().filter(|path| !path.is_empty()).unwrap_or("none".into())
-        }
-        "THALLUS_KEY_FILE" => {
-            verbs.key.as_ref().map_or("none".into(), |key| format!("a key of {} bytes", key.len()))
-        }
-        "THALLUS_RDMA_TIMEOUT" => verbs.timeout.to_string(),
-        "THALLUS_RDMA_RETRY" => verbs.retries.to_string(),
-        "THALLUS_RDMA_SL" => verbs.service_level.to_string(),
-        "THALLUS_RDMA_ORDER" => match verbs.order {
-            Order::OneWrite => "one-write".into(),
-            Order::TwoWrites => "two-writes".into(),
-        },
-        "THALLUS_PORTS" if chosen.ports.is_empty() => "all".into(),
-        "THALLUS_PORTS" => {
-            let ranges = chosen.ports.iter().map(|&(first, last)| match first == last {
-                true => first.to_string(),
-                false => format!("{first}-{last}"),
-            });
-            ranges.collect::<Vec<_>>().join(",")
-        }
-        "THALLUS_UPGRADE_AFTER" => chosen.upgrade_after.to_string(),
-        "THALLUS_SPIN_US" => (chosen.spin_ns / 1000).to_string(),
-        "THALLUS_RING" => {
-            let window = class_size(chosen.largest_class);
-            let ring = verbs.rings().next().unwrap_or(0);
-            format!("{}; over RDMA {}", bytes(window), bytes(ring))
-        }
-        _ => log.map_or("off".into(), |log| {
-            let level = format!("{:?}", log.level).to_lowercase();
-            log.path.as_ref().map_or(level.clone(), |path| format!("{level}:{path}"))
-        }),
-    }
-}
-
 impl InForce {
     pub(super) fn show(&self, sheet: &mut Sheet) {
-        for Setting { name, given, used, source } in &self.list {
+        for Setting { name, given, line, used, source } in &self.list {
             let given = given.as_deref().unwrap_or_default();
+            let given = &*match line {
+                Some(line) => format!("{}:{line}: {given}", self.path),
+                None => given.to_owned(),
+            };
             let value = match source {
                 Source::Default => format!("{used} (default)"),
                 Source::Given if given == used => used.clone(),

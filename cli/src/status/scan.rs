@@ -7,10 +7,11 @@
 use std::collections::BTreeMap;
 use std::fs::{read, read_dir, read_link, read_to_string};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
-use thallus_transport::arena::{Chunk, MEMFD_NAME};
+use thallus_transport::arena::{MEMFD_NAME, View};
 
 /// What a look at all processes has found.
 #[derive(Debug, Default)]
@@ -27,10 +28,10 @@ pub(crate) struct Scan {
 /// Processes that share one arena.
 #[derive(Debug)]
 pub(crate) struct Family {
-    inode: Inode,
-    pub(crate) chunk: Chunk,
+    pub(crate) inode: Inode,
+    pub(crate) view: View,
     /// By the pid that each sees itself.
-    members: BTreeMap<u32, Process>,
+    pub(crate) members: BTreeMap<u32, Process>,
 }
 
 /// A live process.
@@ -43,7 +44,7 @@ pub(crate) struct Process {
 }
 
 /// Device and inode number.
-type Inode = (u64, u64);
+pub(crate) type Inode = (u64, u64);
 
 /// Looks at every process but this one. Fails only if `/proc` itself can't be read.
 pub(crate) fn scan() -> io::Result<Scan> {
@@ -113,8 +114,8 @@ impl Scan {
         let index = match self.families.iter().position(|family| family.inode == inode) {
             Some(index) => index,
             None => {
-                let chunk = Chunk::inspect(fd, self.writes)?;
-                self.families.push(Family { inode, chunk, members: BTreeMap::new() });
+                let view = View::open(fd, self.writes)?;
+                self.families.push(Family { inode, view, members: BTreeMap::new() });
                 self.families.len() - 1
             }
         };
@@ -134,7 +135,7 @@ fn arenas(folder: &Path, writes: bool) -> io::Result<Vec<(Inode, std::os::fd::Ow
     for entry in read_dir(folder.join("fd"))? {
         let link = entry?.path();
         match read_link(&link) {
-            Ok(target) if target.as_os_str() == wanted.as_str() => {}
+            Ok(target) if target.as_os_str() == wanted.as_str() && is_writable(&link) => {}
             Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
             // Another file, or one that was closed meanwhile.
             _ => continue,
@@ -152,6 +153,11 @@ fn arenas(folder: &Path, writes: bool) -> io::Result<Vec<(Inode, std::os::fd::Ow
         }
     }
     Ok(arenas)
+}
+
+/// Whether a descriptor in `/proc/PID/fd` can be written to (proc_pid_fd(5)): who can't only looks, as this command does.
+fn is_writable(link: &Path) -> bool {
+    link.symlink_metadata().is_ok_and(|link| link.mode() & 0o200 != 0)
 }
 
 /// Whether there is such a process, and it has not ended.

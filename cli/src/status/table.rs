@@ -7,19 +7,25 @@ use super::{Connection, Report};
 /// Title of a column, and whether it holds numbers, which stand at its right edge.
 pub(crate) type Column = (&'static str, bool);
 
-const COLUMNS: [Column; 11] = [
-    ("PID", true),
-    ("COMMAND", false),
-    ("FD", true),
-    ("LOCAL", false),
-    ("PEER", false),
-    ("FABRIC", false),
-    ("SENT", true),
-    ("RECEIVED", true),
-    ("BELLS", true),
-    ("SLEEPS", true),
-    ("AGE", true),
-];
+/// Of what [`identity`] gives.
+const IDENTITY: [Column; 6] =
+    [("PID", true), ("COMMAND", false), ("FD", true), ("LOCAL", false), ("PEER", false), ("FABRIC", false)];
+
+const COLUMNS: [Column; 11] =
+    identity_and([("SENT", true), ("RECEIVED", true), ("BELLS", true), ("SLEEPS", true), ("AGE", true)]);
+
+/// The columns of [`identity`], and these.
+pub(crate) const fn identity_and<const MORE: usize, const ALL: usize>(more: [Column; MORE]) -> [Column; ALL] {
+    assert!(IDENTITY.len() + MORE == ALL);
+    let mut all = [IDENTITY[0]; ALL];
+    let mut column = 0;
+    while column < ALL {
+        let own = column < IDENTITY.len();
+        all[column] = if own { IDENTITY[column] } else { more[column - IDENTITY.len()] };
+        column += 1;
+    }
+    all
+}
 
 /// The whole report: a table, a summary line, and what could not be seen.
 pub(crate) fn render(report: &Report) -> String {
@@ -34,7 +40,7 @@ pub(crate) fn render(report: &Report) -> String {
 }
 
 /// The first columns of an end's line, here and elsewhere: pid, command, descriptor, addresses, fabric and reason.
-pub(crate) fn identity(connection: &Connection) -> [String; 6] {
+pub(crate) fn identity(connection: &Connection) -> [String; IDENTITY.len()] {
     let address = |address: &Option<String>| address.clone().unwrap_or_else(|| "?".to_owned());
     [
         connection.pid.to_string(),
@@ -49,7 +55,7 @@ pub(crate) fn identity(connection: &Connection) -> [String; 6] {
     ]
 }
 
-fn row(connection: &Connection) -> [String; 11] {
+fn row(connection: &Connection) -> [String; COLUMNS.len()] {
     let [pid, command, fd, local, peer, fabric] = identity(connection);
     let [sent, received] = [connection.bytes_sent, connection.bytes_received].map(size);
     let [bells, sleeps] = [connection.doorbells_sent, connection.sleeps].map(|count| count.to_string());

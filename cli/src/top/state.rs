@@ -9,22 +9,16 @@ use serde::Serialize;
 
 use super::Sort;
 use super::rates::{Row, Snapshot};
-use crate::status::table::{Column, age, identity, size, write_table};
+use crate::status::table::{Column, age, identity, identity_and, size, write_table};
 
-pub(super) const COLUMNS: [Column; 12] = [
-    ("PID", true),
-    ("COMMAND", false),
-    ("FD", true),
-    ("LOCAL", false),
-    ("PEER", false),
-    ("FABRIC", false),
+pub(super) const COLUMNS: [Column; 12] = identity_and([
     ("SENT/s", true),
     ("RECEIVED/s", true),
     ("WAITS/s", true),
     ("SPUN", true),
     ("PER WAIT", true),
     ("AGE", true),
-];
+]);
 
 pub(super) struct State {
     sort: Sort,

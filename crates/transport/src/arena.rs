@@ -32,7 +32,7 @@ use rustix::process::{Pid, test_kill_process};
 use crate::lock::Lock;
 use crate::reason::Reason;
 
-pub use chunk::{BLOCKS, CHUNK_BYTES, Chunk, MEMFD_NAME};
+pub use chunk::{BLOCKS, CHUNK_BYTES, Chunk, MEMFD_NAME, View};
 pub use request::{Generation, Wish};
 
 /// A holder that has been promised to a child not yet born.

@@ -8,6 +8,7 @@
 pub mod arena;
 pub mod buffers;
 #[cfg(not(loom))]
+pub mod configuration;
 pub mod connection;
 pub mod control;
 #[cfg(not(loom))]

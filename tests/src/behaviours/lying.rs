@@ -9,9 +9,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use thallus_transport::arena::flag;
+use thallus_transport::arena::{View, flag};
 
-use super::peers::{echo, own_blocks, request_echoes};
+use super::peers::{echo, own_arenas, request_echoes};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Fd, quietly};
 use crate::say;
@@ -233,9 +233,10 @@ struct Liar {
 
 impl Liar {
     fn find() -> Option<Self> {
-        let left_tcp = own_blocks()
-            .into_iter()
-            .filter(|block| block.connection().is_some() && block.has(flag::READY))
+        let left_tcp = own_arenas()
+            .iter()
+            .flat_map(View::blocks)
+            .filter(|(_, block)| block.connection().is_some() && block.has(flag::READY))
             .count();
         if left_tcp == 0 {
             return None;

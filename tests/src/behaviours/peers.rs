@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 
-use thallus_transport::arena::{Block, Chunk, MEMFD_NAME};
+use thallus_transport::arena::{MEMFD_NAME, View};
 
 use crate::calls::{self, Fd, quietly};
 use crate::side::{Side, receive_exactly};
@@ -98,18 +98,20 @@ pub(super) fn request_echoes(fd: Fd, rounds: usize, largest: usize) {
     }
 }
 
-/// The blocks of this process's arenas, at which `thallus pin` looks. Without the library there are none.
-pub(super) fn own_blocks() -> Vec<&'static Block> {
+/// This process's arenas, at which `thallus pin` looks. Without the library there are none.
+pub(super) fn own_arenas() -> Vec<View> {
     let name = format!("/memfd:{MEMFD_NAME} (deleted)");
-    let arenas = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten().filter(|entry| {
-        std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == name.as_str())
-    });
-    let blocks = arenas.flat_map(|arena| {
-        let file = OpenOptions::new().read(true).write(true).open(arena.path()).expect("our own arena");
-        let chunk = Chunk::inspect(file.into(), true).expect("an arena");
-        chunk.blocks().collect::<Vec<_>>()
-    });
-    blocks.collect()
+    let files =
+        std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").flatten().map(|entry| entry.path());
+    // All of them before any is opened again, and found, too.
+    let arenas: Vec<_> = files
+        .filter(|path| std::fs::read_link(path).is_ok_and(|target| target.as_os_str() == name.as_str()))
+        .collect();
+    let view = |path| {
+        let file = OpenOptions::new().read(true).write(true).open(path).expect("our own arena");
+        View::open(file.into(), true).expect("an arena")
+    };
+    arenas.into_iter().map(view).collect()
 }
 
 /// Answers what [`request_echoes`] asks.
@@ -122,7 +124,7 @@ pub(super) fn answer_echoes(fd: Fd, rounds: usize, largest: usize) {
 
 /// Asks for it as `thallus pin` does.
 pub(super) fn ask_for_tcp() {
-    for block in own_blocks() {
+    for (_, block) in own_arenas().iter().flat_map(View::blocks) {
         if let Some(connection) = block.connection() {
             block.ask_for_tcp(connection);
         }

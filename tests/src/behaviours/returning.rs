@@ -2,12 +2,12 @@
 
 use std::process::Command;
 
-use thallus_transport::arena::flag;
+use thallus_transport::arena::{View, flag};
 use thallus_transport::reason::Reason;
 
 use super::Behaviour;
 use super::Tally;
-use super::peers::{answer_echoes, ask_for_tcp, echo, own_blocks, request_echoes, send_all};
+use super::peers::{answer_echoes, ask_for_tcp, echo, own_arenas, request_echoes, send_all};
 use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{Pattern, Side, receive_exactly, receive_pattern, send_pattern};
@@ -223,7 +223,8 @@ fn asks_for_tcp(side: &Side) {
     request_echoes(fd, 100, 3000);
     ask_for_tcp();
     request_echoes(fd, 100, 3000);
-    for block in own_blocks().iter().filter(|block| block.has(flag::RETURNED)) {
+    let arenas = own_arenas();
+    for (_, block) in arenas.iter().flat_map(View::blocks).filter(|(_, block)| block.has(flag::RETURNED)) {
         assert_eq!(block.reason(), Reason::ByRequest);
     }
     say!("200 echoes");

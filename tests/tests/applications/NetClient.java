@@ -183,7 +183,8 @@ public class NetClient {
         try (Socket socket = new Socket()) {
             socket.connect(new InetSocketAddress("127.0.0.1", port), 5000);
             socket.setTcpNoDelay(true);
-            socket.setSoTimeout(50);
+            // Timed reads that find something, however late.
+            socket.setSoTimeout(60_000);
             DataOutputStream out = new DataOutputStream(socket.getOutputStream());
             DataInputStream in = new DataInputStream(socket.getInputStream());
             for (int i = 0; i < 20; i++) {
@@ -191,6 +192,7 @@ public class NetClient {
                 out.write(bytes(i, 3));
                 check(in.readInt() == 3 && Arrays.equals(in.readNBytes(3), bytes(i, 3)), "three bytes");
             }
+            socket.setSoTimeout(50);
             for (int i = 0; i < 3; i++) {
                 try {
                     System.out.println("read " + in.read());
@@ -198,6 +200,7 @@ public class NetClient {
                     System.out.println("timeout " + in.available());
                 }
             }
+            socket.setSoTimeout(60_000);
             out.writeInt(1);
             out.write(5);
             System.out.println("then " + in.readInt() + " " + in.read());

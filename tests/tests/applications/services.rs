@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use thallus_tests::harness::{Scene, Stats, TOO_SHORT, free_port, program, turn};
+use thallus_tests::harness::{Scene, TOO_SHORT, free_port, program, turn};
 
 use super::exchange::{Exchange, Outcome, listens, printed_ports};
 
@@ -24,10 +24,12 @@ fn scripted(
 }
 
 /// Some connections end before an upgrade is worth it, or while one side still looks for the other.
-fn most_upgraded(stats: &Stats, least: u64) {
-    assert!(stats.over_shared_memory() >= least, "{stats:?}");
+fn most_upgraded(outcome: &Outcome, server: u64, client: u64) {
     let reasons = [TOO_SHORT, &["shutdown-before-upgrade"]].concat();
-    assert!(stats.not_upgraded.keys().all(|reason| reasons.contains(&reason.as_str())), "{stats:?}");
+    for (stats, least) in [(&outcome.server, server), (&outcome.client, client)] {
+        assert!(stats.over_shared_memory() >= least, "{outcome:?}");
+        assert!(stats.not_upgraded.keys().all(|reason| reasons.contains(&reason.as_str())), "{outcome:?}");
+    }
 }
 
 #[test]
@@ -95,9 +97,7 @@ fn node_talks(mode: &str, environment: &[(&str, &str)], everywhere: bool) -> Res
 #[test]
 fn node_serves_http_streams_and_what_was_http() -> Result<()> {
     let _turn = turn();
-    let outcome = node_talks("single", &[], true)?;
-    most_upgraded(&outcome.server, 10);
-    most_upgraded(&outcome.client, 10);
+    most_upgraded(&node_talks("single", &[], true)?, 10, 10);
     Ok(())
 }
 
@@ -107,8 +107,7 @@ fn node_workers_are_handed_listeners_and_connections() -> Result<()> {
     let alone = node_talks("single", &[], false)?;
     let shared = node_talks("shared", &[], false)?;
     ensure!(alone.printed == shared.printed, "{shared:?}");
-    most_upgraded(&shared.server, 10);
-    most_upgraded(&shared.client, 10);
+    most_upgraded(&shared, 10, 10);
     // The master accepts, and sends each connection to a worker.
     let passed = node_talks("round-robin", &[], false)?;
     ensure!(alone.printed == passed.printed, "{passed:?}");
@@ -162,8 +161,7 @@ fn java_selectors_sockets_and_http() -> Result<()> {
         },
     }
     .same_everywhere()?;
-    most_upgraded(&outcome.server, 100);
-    most_upgraded(&outcome.client, 110);
+    most_upgraded(&outcome, 100, 110);
     Ok(())
 }
 

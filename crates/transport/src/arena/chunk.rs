@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use rustix::process::{Resource, getrlimit};
 
 use super::{Block, Generation, Role, State};
@@ -39,7 +39,7 @@ struct Header {
 const _: () = assert!(std::mem::offset_of!(Header, bitmap) == 64);
 const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
 
-/// One mapped chunk. Mappings last as long as the process: blocks are handed out as `&'static`.
+/// One chunk of this process family. It stays mapped as long as the process: blocks are handed out as `&'static`.
 pub struct Chunk {
     base: NonNull<u8>,
     /// By which `thallus status` finds it.
@@ -85,23 +85,6 @@ impl Chunk {
         header.block_count.store(BLOCKS as u32, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Ok(chunk)
-    }
-
-    /// Maps another process's chunk to look at it, and to raise flags if it `writes`. `None` if it is not one of this
-    /// version.
-    pub fn inspect(fd: OwnedFd, writes: bool) -> Option<Self> {
-        let size = rustix::fs::fstat(&fd).ok()?.st_size;
-        let sealed = fcntl_get_seals(&fd).ok()?.contains(SealFlags::SHRINK);
-        if usize::try_from(size).ok()? != CHUNK_BYTES || !sealed {
-            return None;
-        }
-        let write = if writes { ProtFlags::WRITE } else { ProtFlags::empty() };
-        let chunk = Self::map(Some(fd), ProtFlags::READ | write).ok()?;
-        let header = chunk.header();
-        let fits = header.magic.load(Ordering::Acquire) == MAGIC
-            && header.version.load(Ordering::Relaxed) == VERSION
-            && header.block_bytes.load(Ordering::Relaxed) as usize == size_of::<Block>();
-        fits.then_some(chunk)
     }
 
     fn map(fd: Option<OwnedFd>, protection: ProtFlags) -> Result<Self, Errno> {
@@ -174,9 +157,12 @@ impl Chunk {
 
     /// The blocks in use, in no particular order.
     pub fn blocks(&self) -> impl Iterator<Item = &'static Block> + '_ {
-        (0..BLOCKS)
-            .filter(|index| self.header().bitmap[index / 64].load(Ordering::Acquire) & 1 << (index % 64) != 0)
-            .map(|index| self.block(index))
+        self.in_use().map(|index| self.block(index))
+    }
+
+    fn in_use(&self) -> impl Iterator<Item = usize> + '_ {
+        let words = &self.header().bitmap;
+        (0..BLOCKS).filter(|index| words[index / 64].load(Ordering::Acquire) & 1 << (index % 64) != 0)
     }
 
     /// Frees the blocks whose holders are all dead: processes that were killed could not. Returns how many.
@@ -192,6 +178,42 @@ impl Chunk {
             .filter_map(|block| self.index_of(block))
             .map(|index| self.give_back(index))
             .count()
+    }
+}
+
+/// Another process's chunk, mapped for as long as this lives.
+#[derive(Debug)]
+pub struct View(Chunk);
+
+impl View {
+    /// Maps a chunk to look at it, and to raise flags if it `writes`. `None` if it is not one of this version.
+    pub fn open(fd: OwnedFd, writes: bool) -> Option<Self> {
+        let size = rustix::fs::fstat(&fd).ok()?.st_size;
+        let sealed = fcntl_get_seals(&fd).ok()?.contains(SealFlags::SHRINK);
+        if usize::try_from(size).ok()? != CHUNK_BYTES || !sealed {
+            return None;
+        }
+        let write = if writes { ProtFlags::WRITE } else { ProtFlags::empty() };
+        let mut view = Self(Chunk::map(Some(fd), ProtFlags::READ | write).ok()?);
+        // Who looks at this process meanwhile must not take it for one that has the arena.
+        view.0.fd = None;
+        let header = view.0.header();
+        let fits = header.magic.load(Ordering::Acquire) == MAGIC
+            && header.version.load(Ordering::Relaxed) == VERSION
+            && header.block_bytes.load(Ordering::Relaxed) as usize == size_of::<Block>();
+        fits.then_some(view)
+    }
+
+    /// The blocks in use, each with its place in the chunk.
+    pub fn blocks(&self) -> impl Iterator<Item = (usize, &Block)> {
+        self.0.in_use().map(|index| (index, self.0.block(index)))
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping that `map` made; what `blocks` lends does not outlive this.
+        let _ = unsafe { munmap(self.0.base.as_ptr().cast(), CHUNK_BYTES) };
     }
 }
 
@@ -245,13 +267,28 @@ mod tests {
         let local = "127.0.0.1:4000".parse().unwrap();
         let peer = "[::ffff:127.0.0.1]:5432".parse().unwrap();
         block.set_addresses(local, peer);
-        let view = Chunk::inspect(chunk.fd().unwrap().try_clone_to_owned().unwrap(), false).unwrap();
-        let seen = view.blocks().next().unwrap();
+        let view = View::open(chunk.fd().unwrap().try_clone_to_owned().unwrap(), false).unwrap();
+        let (index, seen) = view.blocks().next().unwrap();
+        assert_eq!(index, 0);
         assert_eq!(seen.local(), Some(local));
         assert_eq!(seen.peer(), Some("127.0.0.1:5432".parse().unwrap()));
 
         let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&other, CHUNK_BYTES as u64).unwrap();
-        assert!(Chunk::inspect(other, false).is_none());
+        assert!(View::open(other, false).is_none());
+    }
+
+    #[test]
+    fn a_view_that_is_dropped_leaves_no_mapping() {
+        let chunk = Chunk::create(Ok).unwrap();
+        let file = rustix::fs::fstat(chunk.fd().unwrap()).unwrap().st_ino.to_string();
+        let mappings = || {
+            let table = std::fs::read_to_string("/proc/self/maps").unwrap();
+            table.lines().filter(|line| line.split_whitespace().nth(4) == Some(&file)).count()
+        };
+        let view = View::open(chunk.fd().unwrap().try_clone_to_owned().unwrap(), false).unwrap();
+        assert_eq!(mappings(), 2);
+        drop(view);
+        assert_eq!(mappings(), 1);
     }
 }

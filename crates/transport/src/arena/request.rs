@@ -10,7 +10,7 @@ use crate::reason::Reason;
 
 /// Which of the connections that a block has been used for, one after the other. A count of their beginnings and ends, in the
 /// place that it has above the [`State`]: odd while there is one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Generation(u32);
 
 impl Generation {

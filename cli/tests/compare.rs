@@ -1,0 +1,85 @@
+//! `thallus bench --compare` on reports that `thallus bench --json` has written.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&Path]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_thallus")).arg("bench").args(arguments).output().unwrap()
+}
+
+fn compare(old: &Path, new: &Path) -> (Option<i32>, String, String) {
+    let output = bench(&["--compare".as_ref(), old, new]);
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_report_of_its_own_can_be_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let [old, new, few] = ["old", "new", "few"].map(|name| folder.path().join(name));
+    let measure = |rounds: &str, file: &Path| {
+        let options =
+            "--transport tcp --transport unix --only ping-pong/64/blocking/unpinned --seconds 0.05 --rounds";
+        let options = options.split(' ').chain([rounds, "--json"]).map(Path::new);
+        let arguments: Vec<&Path> = options.chain([file]).collect();
+        let output = bench(&arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    measure("3", &old);
+    let (status, text, errors) = compare(&old, &old);
+    assert_eq!((status, errors.as_str()), (Some(0), ""), "{text}");
+    assert!(text.ends_with("0 better, 0 worse, 0 worse as TCP is.\n"), "{text}");
+
+    // As if the library had been measured, which is not there, and had grown slower.
+    let report: Value = serde_json::from_slice(&fs::read(&old).unwrap()).unwrap();
+    let with_thallus = |factor: f64| {
+        let mut report = report.clone();
+        let transports = report["results"][0]["transports"].as_object_mut().unwrap();
+        let mut series = transports["tcp"].clone();
+        for sample in series["samples"].as_array_mut().unwrap() {
+            sample["value"] = (sample["value"].as_f64().unwrap() * factor).into();
+        }
+        transports.insert("thallus".to_owned(), series);
+        report.to_string()
+    };
+    fs::write(&old, with_thallus(1e6)).unwrap();
+    fs::write(&new, with_thallus(1.0)).unwrap();
+    let (status, text, _) = compare(&old, &new);
+    assert_eq!(status, Some(1), "{text}");
+    assert!(
+        text.contains("| **worse** |") && text.ends_with("0 better, 1 worse, 0 worse as TCP is.\n"),
+        "{text}"
+    );
+    assert_eq!(compare(&new, &old).0, Some(0));
+
+    measure("2", &few);
+    let (status, text, errors) = compare(&old, &few);
+    assert_eq!((status, text.as_str()), (Some(2), ""));
+    assert_eq!(errors, format!("thallus: {}: nothing has 3 rounds, and so a spread\n", few.display()));
+}
+
+#[test]
+fn what_is_no_report_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "{}").unwrap();
+    let (status, text, errors) = compare(&file, &file);
+    assert_eq!((status, text.as_str()), (Some(2), ""));
+    assert!(errors.starts_with(&format!("thallus: {}: missing field", file.display())), "{errors}");
+    let (status, _, errors) = compare(Path::new("/nowhere"), &file);
+    assert_eq!(
+        (status, errors.as_str()),
+        (Some(2), "thallus: /nowhere: No such file or directory (os error 2)\n")
+    );
+    for arguments in
+        [&["--compare", "a"][..], &["--compare", "a", "b", "c"], &["--compare", "a", "b", "--rounds", "3"]]
+    {
+        let arguments: Vec<_> = arguments.iter().map(Path::new).collect();
+        assert_eq!(bench(&arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
