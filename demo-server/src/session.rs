@@ -92,14 +92,14 @@ impl Session {
 
     fn converse(self: &Arc<Self>) -> Result<()> {
         let mut incoming = Incoming::new(&self.stream);
-        self.send(&mut self.state(), &Frame::hello(), &Tail::None)?;
-
         let mut encoding = Encoding::Scatter;
         let mut first = match incoming.begin(GREETING)? {
             Begin::Header(header) => header,
             Begin::Silence => bail!("has said nothing for {} s", GREETING.as_secs()),
             Begin::End => return Ok(()),
         };
+        // Not before the client's first bytes: between hosts they bring what the library needs to know (docs/wire.md).
+        self.send(&mut self.state(), &Frame::hello(), &Tail::None)?;
         let other = [(BASELINE, Encoding::Contiguous), (STREAM, Encoding::Stream)];
         if let Some((_, wanted)) = other.iter().find(|(preface, _)| **preface == first) {
             encoding = *wanted;
