@@ -9,7 +9,7 @@ mod connection;
 mod flight;
 mod interrupt;
 mod loans;
-mod memcpy;
+mod memory;
 mod output;
 mod progress;
 mod tail;
@@ -20,14 +20,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use arrow_array::RecordBatch;
 use clap::Parser;
 
 use crate::checksum::Checksum;
 use crate::interrupt::Interrupt;
 use crate::loans::{Believe, Ways};
-use crate::memcpy::Kept;
+use crate::memory::Kept;
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::transport::{Compression, Connection, Scan, Transport};
@@ -78,7 +78,11 @@ struct Arguments {
     #[arg(long)]
     summary: bool,
 
-    /// Add to the summary a checksum of the rows, whatever their order
+    /// Read every byte of the result, and count that as part of its transfer
+    #[arg(long)]
+    read: bool,
+
+    /// Add to the summary a checksum of the rows, whatever their order; if there are several answers it must be that of all
     #[arg(long, requires = "summary")]
     checksum: bool,
 
@@ -132,19 +136,23 @@ fn run(arguments: &Arguments, interrupt: &Interrupt) -> Result<()> {
     let (mut connection, transport) =
         Connection::open(arguments.transport, &arguments.connect, believe, interrupt)?;
     let mut rounds = Vec::new();
-    let mut checksum = arguments.checksum.then(Checksum::default);
+    let mut checksum: Option<u64> = None;
     let mut totals = Totals::default();
     let mut ways = Ways::default();
-    for round in 0..arguments.repeat {
-        let mut checksum = checksum.as_mut().filter(|_| round == 0);
-        let asked = ask(arguments, connection, transport, interrupt, |batch| match &mut checksum {
-            Some(checksum) => checksum.add(batch),
+    for _ in 0..arguments.repeat {
+        let mut sum = arguments.checksum.then(Checksum::default);
+        let asked = ask(arguments, connection, transport, interrupt, |batch| match &mut sum {
+            Some(sum) => sum.add(batch),
             None => Ok(()),
         })?;
         let Some(asked) = asked else { return Ok(()) };
         (connection, totals) = asked;
         ways = connection.ways();
         rounds.push(totals.time.as_secs_f64());
+        if let Some(sum) = sum.map(Checksum::value) {
+            let first = *checksum.get_or_insert(sum);
+            ensure!(first == sum, "the answers differ: their checksums are {first:016x} and {sum:016x}");
+        }
     }
     let mut kept = None;
     if arguments.memcpy {
@@ -170,7 +178,7 @@ fn run(arguments: &Arguments, interrupt: &Interrupt) -> Result<()> {
             "borrowed": borrowed,
             "seconds": totals.time.as_secs_f64(),
             "rounds": rounds,
-            "checksum": checksum.map(|checksum| format!("{:016x}", checksum.value())),
+            "checksum": checksum.map(|checksum| format!("{checksum:016x}")),
             "memcpy_bytes": copied.map(|(bytes, _)| bytes),
             "memcpy_seconds": copied.map(|(_, time)| time.as_secs_f64()),
         });
@@ -192,7 +200,7 @@ fn ask<'a>(
     let mut output = Output::open(arguments.out.as_deref(), arguments.summary, scan.schema())?;
     let progress = Progress::new();
     let credits = if transport == Transport::Rpc { 1 } else { arguments.credits };
-    let totals = receive(&mut scan, credits, started, |batch, totals| {
+    let totals = receive(&mut scan, credits, arguments.read, started, |batch, totals| {
         take(batch)?;
         progress.show(totals.rows, totals.bytes, started);
         output.write(batch)
@@ -210,6 +218,7 @@ fn ask<'a>(
 fn receive(
     scan: &mut Scan<'_>,
     credits: u32,
+    read: bool,
     started: Instant,
     mut take: impl FnMut(&RecordBatch, &Totals) -> Result<()>,
 ) -> Result<Totals> {
@@ -219,6 +228,9 @@ fn receive(
     while let Some((batches, bytes)) = scan.next()? {
         totals.batches += 1;
         totals.bytes += bytes;
+        if read {
+            batches.iter().for_each(memory::read);
+        }
         let received = Instant::now();
         for batch in &batches {
             totals.rows += batch.num_rows() as u64;

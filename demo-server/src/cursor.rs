@@ -7,8 +7,10 @@ use thallus_columnar::scan::{Code, CursorId, Failure, Frame, RequestId};
 use uuid::Uuid;
 
 use crate::encoding::{END, Encoding, Tail, Tails};
+use crate::lending::Packed;
 use crate::rows::{BYTES, CHUNKS, Rows, own};
 use crate::session::Session;
+use crate::store::Held;
 
 /// Why a query ends before its result does.
 #[derive(Clone, Debug)]
@@ -35,6 +37,8 @@ struct Progress {
     batches: u64,
     rows: u64,
     bytes: u64,
+    /// Of columns, by this program, before they were sent.
+    copied: u64,
     end: Option<String>,
 }
 
@@ -75,7 +79,7 @@ impl Query {
     /// For the log.
     pub(crate) fn summary(&self) -> String {
         self.update(|progress| {
-            let Progress { cursor, stop, batches, rows, bytes, end } = progress;
+            let Progress { cursor, stop, batches, rows, bytes, copied, end } = progress;
             let cursor = cursor.map_or_else(|| "no cursor".to_owned(), |cursor| format!("cursor {cursor}"));
             let end = match (end.as_deref(), stop) {
                 (Some(end), _) => end,
@@ -85,7 +89,7 @@ impl Query {
                 (None, Some(Stop::Gone)) => "client gone",
                 (None, None) => "ended",
             };
-            format!("{cursor}: {end}; sent {batches} batches, {rows} rows, {bytes} bytes")
+            format!("{cursor}: {end}; sent {batches} batches, {rows} rows, {bytes} bytes, {copied} copied")
         })
     }
 
@@ -149,14 +153,16 @@ fn stream(
     encoding: Encoding,
     cursor: &mut Option<CursorId>,
 ) -> Result<(), Failure> {
-    let held = match &session.server.store {
-        Some(store) => Some(store.result(connection, sql)?),
-        None => None,
-    };
+    let dataset = &session.server.dataset;
+    let store = session.server.store.as_ref().map(|store| (store, dataset.version()));
+    let held = store.as_ref().and_then(|(store, version)| store.find(sql, version));
     let mut rows = match &held {
         Some(held) => Rows::of(held),
         None => Rows::select(connection, sql)?,
     };
+    if let (None, Some((store, version))) = (&held, store) {
+        rows.keep(store, sql, version);
+    }
     let mut tails = Tails::new(encoding, rows.schema()).map_err(|error| own(&error.to_string()))?;
 
     let id = CursorId(*Uuid::new_v4().as_bytes());
@@ -180,12 +186,8 @@ fn stream(
         }
     }
 
-    loop {
-        let count = fill(query, &mut rows, &mut tails)?;
-        if count == 0 || query.stopped().is_some() {
-            return Ok(());
-        }
-        let tail = session.lendable(tails.take());
+    let mut frames = Frames::new(session, held.as_ref(), encoding);
+    while let Some(packed) = frames.next(query, &mut rows, &mut tails)? {
         // A plain stream has no credits: the connection itself says when it is full.
         let credit = session.wait(query, |state| match encoding {
             Encoding::Stream => Some(None),
@@ -197,12 +199,12 @@ fn stream(
             }
             return Ok(());
         };
-        let (sent, bytes) = match frame {
+        let sent = match frame {
             Some(frame) => {
-                let (frame, tail) = tail.announced(frame);
-                (session.send(&mut state, &frame, &tail), tail.all_bytes())
+                let (frame, tail) = packed.announced(frame);
+                session.send(&mut state, &frame, tail)
             }
-            None => (session.send_tail(&mut state, &tail), tail.len()),
+            None => session.send_tail(&mut state, packed.tail()),
         };
         if let Err(error) = sent {
             query.lost(&error);
@@ -210,9 +212,70 @@ fn stream(
         }
         query.update(|progress| {
             progress.batches += 1;
-            progress.rows += count;
-            progress.bytes += bytes as u64;
+            progress.rows += packed.rows;
+            progress.bytes += packed.bytes() as u64;
         });
+    }
+    Ok(())
+}
+
+/// What is sent for a result.
+struct Frames<'a> {
+    session: &'a Session,
+    /// The client takes loans.
+    lends: bool,
+    /// Frames of an earlier answer, of which so many have been taken.
+    again: Option<(Arc<[Arc<Packed>]>, usize)>,
+    /// Those of this answer, for later ones.
+    kept: Option<(&'a Arc<Held>, Vec<Arc<Packed>>)>,
+}
+
+impl<'a> Frames<'a> {
+    fn new(session: &'a Session, held: Option<&'a Arc<Held>>, encoding: Encoding) -> Self {
+        let lends = encoding == Encoding::Scatter && session.lends();
+        let mut frames = Self { session, lends, again: None, kept: None };
+        let store = session.server.store.as_ref().filter(|store| store.lends_again && lends);
+        if let (Some(store), Some(held)) = (store, held) {
+            match session.again.find(store, held) {
+                Some(earlier) => frames.again = Some((earlier, 0)),
+                None => frames.kept = Some((held, Vec::new())),
+            }
+        }
+        frames
+    }
+
+    /// None at the end, and if the query was stopped.
+    fn next(
+        &mut self,
+        query: &Query,
+        rows: &mut Rows<'_>,
+        tails: &mut Tails,
+    ) -> Result<Option<Arc<Packed>>, Failure> {
+        if let Some((frames, taken)) = &mut self.again {
+            *taken += 1;
+            return Ok(frames.get(*taken - 1).cloned());
+        }
+        let count = fill(query, rows, tails)?;
+        if query.stopped().is_some() {
+            return Ok(None);
+        }
+        if count == 0 {
+            if let (Some((held, frames)), Some(store)) = (self.kept.take(), &self.session.server.store) {
+                self.session.again.insert(store, held.clone(), frames);
+            }
+            return Ok(None);
+        }
+        let mut packed = Packed::new(tails.take(), count);
+        // A result is lent again as a whole: not if the connection was still on TCP when it began.
+        if self.lends && !self.session.make_lendable(&mut packed) {
+            self.kept = None;
+        }
+        query.update(|progress| progress.copied += packed.copied_bytes() as u64);
+        let packed = Arc::new(packed);
+        if let Some((_, frames)) = &mut self.kept {
+            frames.push(packed.clone());
+        }
+        Ok(Some(packed))
     }
 }
 

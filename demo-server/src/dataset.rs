@@ -1,6 +1,7 @@
 //! DuckDB over the files of one folder.
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,9 +18,28 @@ enum Kind {
     DuckDb,
 }
 
+/// Size, inode and times of change of files, in nanoseconds; none of one that is gone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Version(Vec<Option<[i128; 4]>>);
+
+impl Version {
+    pub(crate) fn of(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Self {
+        let time =
+            |seconds: i64, nanoseconds: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
+        let of = |path: &Path| {
+            let file = path.metadata().ok()?;
+            let (modified, changed) =
+                (time(file.mtime(), file.mtime_nsec()), time(file.ctime(), file.ctime_nsec()));
+            Some([file.size().into(), file.ino().into(), modified, changed])
+        };
+        Self(paths.into_iter().map(|path| of(path.as_ref())).collect())
+    }
+}
+
 /// A database in memory whose views read the files. Its settings are final.
 pub(crate) struct Dataset {
     name: String,
+    paths: Vec<PathBuf>,
     database: Mutex<Option<Connection>>,
 }
 
@@ -55,7 +75,8 @@ impl Dataset {
         }
         lock(&database, files.values().map(|(path, _)| path)).context("DuckDB's settings")?;
         let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned();
-        Ok(Self { name, database: Mutex::new(Some(database)) })
+        let paths = files.into_values().map(|(path, _)| path).collect();
+        Ok(Self { name, paths, database: Mutex::new(Some(database)) })
     }
 
     /// A connection of its own for a query of `dataset`, which is the folder's name or empty.
@@ -71,6 +92,11 @@ impl Dataset {
             Some(database) => database.try_clone().map_err(|error| crate::sql::message(&error)),
             None => Err("The server is closing".to_owned()),
         }
+    }
+
+    /// By which a change of the files shows.
+    pub(crate) fn version(&self) -> Version {
+        Version::of(&self.paths)
     }
 
     /// Ends DuckDB, once its last connection is dropped.

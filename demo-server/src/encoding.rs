@@ -1,14 +1,9 @@
 //! Batches as the tail of a frame.
 
-use std::net::TcpStream;
-
 use arrow_array::RecordBatch;
 use arrow_ipc::writer::StreamWriter;
 use arrow_schema::{ArrowError, Schema};
-use thallus_columnar::scan::Frame;
 use thallus_columnar::{EncodeOptions, Encoder, Error, Message};
-
-use crate::lending::Bodies;
 
 /// How a connection's batches are encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +29,6 @@ pub(crate) enum Tails {
 pub(crate) enum Tail {
     None,
     Scatter(Vec<Message>),
-    /// Scatter, with the bodies elsewhere.
-    Lent(Vec<Message>, Bodies),
     Contiguous(Vec<u8>),
     Static(&'static [u8]),
 }
@@ -85,43 +78,23 @@ impl Tails {
 }
 
 impl Tail {
-    /// Puts the bodies where they can be lent over `stream`, if that is possible.
-    pub(crate) fn lendable(self, stream: &TcpStream) -> Self {
-        match self {
-            Self::Scatter(messages) => match Bodies::copy(stream, &messages) {
-                Some(bodies) => Self::Lent(messages, bodies),
-                None => Self::Scatter(messages),
-            },
-            other => other,
-        }
-    }
-
-    /// The frame that goes with it in place of `batch`. A loan that is not possible after all becomes a batch again.
-    pub(crate) fn announced(self, batch: Frame) -> (Frame, Self) {
-        match self {
-            Self::Lent(messages, bodies) => match bodies.lend(&batch) {
-                Some(lent) => (lent, Self::Lent(messages, bodies)),
-                None => (batch, Self::Scatter(messages)),
-            },
-            other => (batch, other),
-        }
-    }
-
-    /// Bytes of headers and bodies, wherever they are.
-    pub(crate) fn all_bytes(&self) -> usize {
-        let elsewhere = if let Self::Lent(_, bodies) = self { bodies.bytes() } else { 0 };
-        self.len() + elsewhere
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.slices().map(<[u8]>::len).sum()
+    }
+
+    /// What could not be taken from where it was.
+    pub(crate) fn copied_bytes(&self) -> usize {
+        match self {
+            Self::Scatter(messages) => messages.iter().map(Message::copied_bytes).sum(),
+            Self::Contiguous(bytes) => bytes.len(),
+            Self::None | Self::Static(_) => 0,
+        }
     }
 
     pub(crate) fn slices(&self) -> impl Iterator<Item = &[u8]> {
         let (messages, bytes): (&[Message], &[u8]) = match self {
             Self::None => (&[], &[]),
             Self::Scatter(messages) => (messages, &[]),
-            Self::Lent(_, bodies) => (&[], &bodies.headers),
             Self::Contiguous(bytes) => (&[], bytes),
             Self::Static(bytes) => (&[], bytes),
         };

@@ -30,6 +30,7 @@ mod rows;
 mod server;
 mod session;
 mod sql;
+mod store;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -44,8 +45,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::dataset::Dataset;
-use crate::rows::Store;
 use crate::server::{Limits, Server};
+use crate::store::Store;
 
 /// How long the server waits for its queries once it is to end.
 const LEAVING: Duration = Duration::from_secs(5);
@@ -86,7 +87,12 @@ struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     idle: u64,
 
-    /// Keep every result in memory, and answer the same query from there: for measurements of the transport alone
+    /// Keep results of up to so many MiB, and answer the same query from there as long as the files are the same, whatever
+    /// functions it calls. As much is kept for each client in memory that it is lent again
+    #[arg(long, value_name = "MIB", conflicts_with = "transport_alone")]
+    keep: Option<usize>,
+
+    /// Keep every result, and copy it for each answer: for measurements of the transport alone
     #[arg(long)]
     transport_alone: bool,
 }
@@ -114,7 +120,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             clients: arguments.max_clients,
             idle: Duration::from_secs(arguments.idle),
         },
-        arguments.transport_alone.then(Store::default),
+        store(arguments),
     ));
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signal handlers")?;
     let signalled = server.clone();
@@ -139,6 +145,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     let mut output = std::io::stdout();
     writeln!(output, "{addresses}").and_then(|()| output.flush()).context("standard output")?;
     server.serve(&listener)
+}
+
+/// What keeps results, if they are kept.
+fn store(arguments: &Arguments) -> Option<Store> {
+    let kept = arguments.keep.map(|mebibytes| Store::new(mebibytes.saturating_mul(1 << 20), true));
+    kept.or_else(|| arguments.transport_alone.then(|| Store::new(usize::MAX, false)))
 }
 
 /// A listener, and where it listens.

@@ -1,8 +1,7 @@
 //! The batches of a query's result: as DuckDB computes them, or from memory.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::slice;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::SchemaRef;
@@ -10,7 +9,9 @@ use arrow_select::concat::concat_batches;
 use duckdb::{Connection, Statement};
 use thallus_columnar::scan::{Code, Failure};
 
+use crate::dataset::Version;
 use crate::sql;
+use crate::store::{Held, Keeping, Store};
 
 /// What is sent at a time holds DuckDB's chunks, of 2,048 rows each, up to this number …
 pub(crate) const CHUNKS: usize = 64;
@@ -21,6 +22,8 @@ pub(crate) const BYTES: usize = 4 << 20;
 pub(crate) struct Rows<'a> {
     schema: SchemaRef,
     source: Source<'a>,
+    /// Where the result goes, too.
+    keeping: Option<Keeping<'a>>,
 }
 
 enum Source<'a> {
@@ -39,11 +42,16 @@ impl<'a> Rows<'a> {
         connection.execute_batch("BEGIN TRANSACTION READ ONLY").map_err(database)?;
         let mut statement = connection.prepare(sql).map_err(database)?;
         let schema = statement.stream_arrow([]).map_err(database)?.get_schema();
-        Ok(Self { schema, source: Source::Query(Box::new(statement), VecDeque::new()) })
+        Ok(Self { schema, source: Source::Query(Box::new(statement), VecDeque::new()), keeping: None })
     }
 
     pub(crate) fn of(held: &'a Held) -> Self {
-        Self { schema: held.schema.clone(), source: Source::Held(held.batches.iter()) }
+        Self { schema: held.schema.clone(), source: Source::Held(held.batches.iter()), keeping: None }
+    }
+
+    /// Keeps the result, if it ends well. `version` is that of the files before the query began.
+    pub(crate) fn keep(&mut self, store: &'a Store, sql: &str, version: Version) {
+        self.keeping = Some(Keeping::new(store, sql, version, self.schema.clone()));
     }
 
     pub(crate) fn schema(&self) -> &SchemaRef {
@@ -52,6 +60,16 @@ impl<'a> Rows<'a> {
 
     /// None at the end.
     pub(crate) fn next(&mut self) -> Result<Option<RecordBatch>, Failure> {
+        let batch = self.produced()?;
+        match (&batch, self.keeping.take()) {
+            (Some(batch), Some(keeping)) => self.keeping = keeping.add(batch),
+            (None, Some(keeping)) => keeping.end(),
+            _ => {}
+        }
+        Ok(batch)
+    }
+
+    fn produced(&mut self) -> Result<Option<RecordBatch>, Failure> {
         let (statement, parts) = match &mut self.source {
             Source::Query(statement, parts) => (statement, parts),
             Source::Held(batches) => return Ok(batches.next().cloned()),
@@ -101,35 +119,6 @@ fn split(batch: RecordBatch) -> Vec<RecordBatch> {
     }
     let most = rows.div_ceil(bytes.div_ceil(BYTES));
     (0..rows).step_by(most).map(|first| batch.slice(first, most.min(rows - first))).collect()
-}
-
-/// A whole result.
-#[derive(Debug)]
-pub(crate) struct Held {
-    schema: SchemaRef,
-    batches: Vec<RecordBatch>,
-}
-
-/// Results by their queries, so that measurements of a transport do not measure DuckDB.
-#[derive(Debug, Default)]
-pub(crate) struct Store(Mutex<HashMap<String, Arc<Held>>>);
-
-impl Store {
-    /// The result of a query, run only if it is not there yet. Its batches are as large as what is sent at a time.
-    pub(crate) fn result(&self, connection: &Connection, sql: &str) -> Result<Arc<Held>, Failure> {
-        let mut results = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(held) = results.get(sql) {
-            return Ok(held.clone());
-        }
-        let mut rows = Rows::select(connection, sql)?;
-        let mut batches = Vec::new();
-        while let Some(batch) = rows.joined()? {
-            batches.push(batch);
-        }
-        let held = Arc::new(Held { schema: rows.schema.clone(), batches });
-        results.insert(sql.to_owned(), held.clone());
-        Ok(held)
-    }
 }
 
 /// The server's own trouble.

@@ -11,8 +11,8 @@ use anyhow::Result;
 
 use crate::dataset::Dataset;
 use crate::flight::Runs;
-use crate::rows::Store;
 use crate::session::Session;
+use crate::store::Store;
 
 /// How long a refused `accept` is left alone: it is refused for want of descriptors or memory, which others give back.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);

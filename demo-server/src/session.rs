@@ -15,6 +15,7 @@ use thallus_columnar::write_all_vectored;
 use crate::cursor::{Query, Stop};
 use crate::encoding::{Encoding, Tail};
 use crate::incoming::{Begin, Incoming, has_left};
+use crate::lending::{Again, Packed};
 use crate::server::Server;
 
 /// What a client of the baseline sends before its first frame (docs/wire-scan.md).
@@ -38,6 +39,8 @@ pub(crate) struct Session {
     pub(crate) server: Arc<Server>,
     id: u64,
     stream: TcpStream,
+    /// What the client can be lent again.
+    pub(crate) again: Again,
     state: Mutex<State>,
     /// Credits have come, a query was stopped or has ended.
     changed: Condvar,
@@ -70,7 +73,8 @@ impl Session {
             quiet_since: server.now(),
             closed: false,
         };
-        Ok(Self { server, id, stream, state: Mutex::new(state), changed: Condvar::new() })
+        let again = Again::default();
+        Ok(Self { server, id, stream, again, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     /// Answers the client until it goes, then ends what it has left. Returns why it has gone.
@@ -88,14 +92,14 @@ impl Session {
 
     fn converse(self: &Arc<Self>) -> Result<()> {
         let mut incoming = Incoming::new(&self.stream);
-        self.send(&mut self.state(), &Frame::hello(), &Tail::None)?;
-
         let mut encoding = Encoding::Scatter;
         let mut first = match incoming.begin(GREETING)? {
             Begin::Header(header) => header,
             Begin::Silence => bail!("has said nothing for {} s", GREETING.as_secs()),
             Begin::End => return Ok(()),
         };
+        // Not before the client's first bytes: between hosts they bring what the library needs to know (docs/wire.md).
+        self.send(&mut self.state(), &Frame::hello(), &Tail::None)?;
         let other = [(BASELINE, Encoding::Contiguous), (STREAM, Encoding::Stream)];
         if let Some((_, wanted)) = other.iter().find(|(preface, _)| **preface == first) {
             encoding = *wanted;
@@ -245,9 +249,15 @@ impl Session {
         }
     }
 
-    /// Puts the bodies of `tail` where the client can borrow them, if it wants that and it is possible.
-    pub(crate) fn lendable(&self, tail: Tail) -> Tail {
-        if self.state().books.lends() { tail.lendable(&self.stream) } else { tail }
+    /// Whether the client takes loans.
+    pub(crate) fn lends(&self) -> bool {
+        self.state().books.lends()
+    }
+
+    /// Puts the bodies of a frame where the client can borrow them; what is kept for it makes room. Returns false if that was
+    /// not possible.
+    pub(crate) fn make_lendable(&self, packed: &mut Packed) -> bool {
+        packed.lendable(&self.stream) || (self.again.clear() && packed.lendable(&self.stream))
     }
 
     /// # Errors

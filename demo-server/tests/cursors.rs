@@ -257,6 +257,7 @@ fn who_leaves_without_reading_is_gone_too() {
     let server = Server::start(&folder, &[]);
     for frame in [&[][..], &[0][..]] {
         let mut stream = TcpStream::connect(&server.address).unwrap();
+        stream.write_all(&Frame::hello().encode(0).unwrap()).unwrap();
         // The server's greeting is there, and nobody reads it.
         assert_eq!(stream.peek(&mut [0]).unwrap(), 1);
         stream.write_all(frame).unwrap();

@@ -188,3 +188,47 @@ fn a_result_of_many_chunks_travels_in_few_frames() {
     let batches = summary["batches"].as_u64().unwrap();
     assert!((23..60).contains(&batches), "{summary}");
 }
+
+#[test]
+fn a_kept_result_is_that_of_the_files_as_they_are() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--keep", "64"]);
+    let ask = |transport: &str| {
+        let outcome = server.run(&["--sql", "SELECT value FROM pairs", "--transport", transport]);
+        outcome.assert_ok();
+        outcome.output
+    };
+    let first = ask("scatter");
+    assert!(first.contains("value 9"), "{first}");
+    for transport in TRANSPORTS {
+        assert_eq!(ask(transport), first, "{transport}");
+    }
+    let path = folder.path().join("data/pairs.csv");
+    let other = std::fs::read_to_string(&path).unwrap().replace("value 9", "other 9");
+    std::fs::write(folder.path().join("new.csv"), other).unwrap();
+    std::fs::rename(folder.path().join("new.csv"), path).unwrap();
+    for transport in TRANSPORTS {
+        assert_eq!(ask(transport), first.replace("value 9", "other 9"), "{transport}");
+    }
+}
+
+#[test]
+fn a_result_that_is_kept_did_not_run_again() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--keep", "1"]);
+    let ask = |sql: &str, transport: &str| {
+        let outcome = server.run(&["--sql", sql, "--transport", transport]);
+        outcome.assert_ok();
+        outcome.output
+    };
+    // What it computes shows that it is the same, in whichever way it comes.
+    let small = "SELECT random() AS x FROM range(3)";
+    let first = ask(small, "scatter");
+    for transport in TRANSPORTS {
+        assert_eq!(ask(small, transport), first, "{transport}");
+    }
+    // 1.6 MB are not kept, and what is stays.
+    let large = "SELECT random() AS x FROM range(200000)";
+    assert_ne!(ask(large, "scatter"), ask(large, "scatter"));
+    assert_eq!(ask(small, "scatter"), first);
+}

@@ -155,14 +155,16 @@ impl Work {
         opened: oneshot::Sender<SchemaRef>,
         sent: &mut u64,
     ) -> Result<(), Failure> {
-        let held = match &self.running.server.store {
-            Some(store) => Some(store.result(connection, sql)?),
-            None => None,
-        };
+        let Server { dataset, store, .. } = &*self.running.server;
+        let store = store.as_ref().map(|store| (store, dataset.version()));
+        let held = store.as_ref().and_then(|(store, version)| store.find(sql, version));
         let mut rows = match &held {
             Some(held) => Rows::of(held),
             None => Rows::select(connection, sql)?,
         };
+        if let (None, Some((store, version))) = (&held, store) {
+            rows.keep(store, sql, version);
+        }
         // Nobody listens if it fails, and the query is stopped.
         let _ = opened.send(rows.schema().clone());
         while !self.running.run.is_stopped()

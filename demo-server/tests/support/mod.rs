@@ -13,6 +13,7 @@ use arrow_array::RecordBatch;
 use duckdb::Connection;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use thallus_api::{Handle, Thallus};
 use thallus_columnar::scan::{Client, CursorId, Failure, Frame, FrameLimits, HEADER, Header};
 use thallus_columnar::write_all_vectored;
 
@@ -260,7 +261,11 @@ pub(crate) struct Steps {
 
 impl Steps {
     pub(crate) fn connect(server: &Server) -> Self {
-        let stream = TcpStream::connect(&server.address).unwrap();
+        Self::to(&server.address)
+    }
+
+    pub(crate) fn to(address: &str) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut steps = Self { stream, books: Client::default() };
         steps.send(&Frame::hello());
@@ -271,6 +276,17 @@ impl Steps {
     pub(crate) fn send(&mut self, frame: &Frame) {
         let bytes = frame.encode(0).unwrap();
         write_all_vectored(&mut self.stream, std::iter::once(&bytes[..])).unwrap();
+    }
+
+    pub(crate) fn accept_loans(&mut self) {
+        let frame = self.books.accept_loans();
+        self.send(&frame);
+    }
+
+    /// Gives a loan back unread.
+    pub(crate) fn give_back(&self, handle: [u8; 32]) {
+        let thallus = Thallus::find().expect("the library is here");
+        thallus.pull(&self.stream, &Handle { bytes: handle }, &mut []).unwrap();
     }
 
     pub(crate) fn init(&mut self, sql: &str) {

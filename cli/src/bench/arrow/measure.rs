@@ -143,9 +143,7 @@ impl Bench {
         command.args(["--listen", "127.0.0.1:0", "--flight-listen", "127.0.0.1:0", "--dataset"]);
         let log = self.scratch.0.join("server.log");
         command.arg(&self.dataset).stderr(File::create(&log).context("a file for demo-server's log")?);
-        if !case.figure.with_query() {
-            command.arg("--transport-alone");
-        }
+        command.args(case.figure.server_options());
         let deadline = Instant::now() + PATIENCE;
         let mut server = Process::start(command)?;
         let told = || std::fs::read_to_string(&log).unwrap_or_default();
@@ -167,7 +165,7 @@ impl Bench {
         let address = if way.transport == "flight" { flight } else { scan };
         let mut command = self.command(&self.client, way.library);
         command.args(["--connect", address, "--sql", &case.sql, "--transport", way.transport, "--summary"]);
-        command.args(options);
+        command.args(case.figure.client_options()).args(options);
         if way.lz4 {
             command.args(["--compression", "lz4"]);
         }

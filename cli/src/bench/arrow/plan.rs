@@ -23,6 +23,12 @@ const COLUMNS: [&str; 16] = [
 /// Columns that the results of a figure have.
 const SELECTED: [usize; 6] = [1, 2, 4, 8, 12, 16];
 
+/// Those of results that are asked for again.
+const AGAIN: [usize; 3] = [1, 8, 16];
+
+/// Rows of small results with the query.
+const FEW_ROWS: [u64; 2] = [1, 1000];
+
 /// Rows of the size sweep; the whole table comes last.
 const ROWS: [u64; 5] = [1, 100, 1000, 10_000, 100_000];
 
@@ -56,6 +62,10 @@ pub(super) enum Figure {
     Size,
     /// Four or fewer columns of one type, from the server's memory.
     Type,
+    /// Columns of a result that the server keeps, and lends again to who may borrow.
+    Again,
+    /// The same, and the client reads every byte.
+    AgainRead,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +116,8 @@ impl Way {
 }
 
 impl Figure {
-    pub(super) const ALL: [Self; 4] = [Self::Transport, Self::EndToEnd, Self::Size, Self::Type];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Transport, Self::EndToEnd, Self::Size, Self::Type, Self::Again, Self::AgainRead];
 
     pub(super) fn title(self) -> &'static str {
         match self {
@@ -114,6 +125,8 @@ impl Figure {
             Self::EndToEnd => "Columns of lineitem, with the query",
             Self::Size => "Rows of lineitem, transport alone",
             Self::Type => "Types, transport alone",
+            Self::Again => "Columns of lineitem, asked again of a server that keeps results",
+            Self::AgainRead => "The same, and the client reads every byte",
         }
     }
 
@@ -123,11 +136,22 @@ impl Figure {
             Self::EndToEnd => "end-to-end",
             Self::Size => "size",
             Self::Type => "type",
+            Self::Again => "again",
+            Self::AgainRead => "again-read",
         }
     }
 
-    pub(super) fn with_query(self) -> bool {
-        self == Self::EndToEnd
+    /// What demo-server does with results.
+    pub(super) fn server_options(self) -> &'static [&'static str] {
+        match self {
+            Self::EndToEnd => &[],
+            Self::Transport | Self::Size | Self::Type => &["--transport-alone"],
+            Self::Again | Self::AgainRead => &["--keep", "4096"],
+        }
+    }
+
+    pub(super) fn client_options(self) -> &'static [&'static str] {
+        if self == Self::AgainRead { &["--read"] } else { &[] }
     }
 }
 
@@ -152,6 +176,8 @@ impl Case {
     /// Times that a client asks on its connection: the first does not count.
     pub(super) fn repetitions(&self) -> u32 {
         match self.point {
+            // The first is where the connection leaves TCP, and the second what is lent again.
+            _ if matches!(self.figure, Figure::Again | Figure::AgainRead) => 8,
             Point::Rows(rows) if rows <= 1000 => 60,
             Point::Rows(rows) if rows <= 10_000 => 20,
             _ => 4,
@@ -161,18 +187,20 @@ impl Case {
 
 /// Those whose names contain any of `only`, or all.
 pub(super) fn cases(only: &[String]) -> Vec<Case> {
-    let selections = [Figure::Transport, Figure::EndToEnd].into_iter().flat_map(|figure| {
-        SELECTED.into_iter().map(move |columns| Case {
-            figure,
-            point: Point::Columns(columns),
-            sql: format!("SELECT {} FROM lineitem", COLUMNS[..columns].join(", ")),
-        })
-    });
-    let sizes = ROWS.into_iter().map(|rows| Case {
-        figure: Figure::Size,
-        point: Point::Rows(rows),
-        sql: format!("FROM lineitem LIMIT {rows}"),
-    });
+    let columns = |figure, columns: usize| Case {
+        figure,
+        point: Point::Columns(columns),
+        sql: format!("SELECT {} FROM lineitem", COLUMNS[..columns].join(", ")),
+    };
+    let rows =
+        |figure, rows| Case { figure, point: Point::Rows(rows), sql: format!("FROM lineitem LIMIT {rows}") };
+    let transport = SELECTED.map(|selected| columns(Figure::Transport, selected));
+    let few = FEW_ROWS.map(|few| rows(Figure::EndToEnd, few));
+    let end_to_end = few.into_iter().chain(SELECTED.map(|selected| columns(Figure::EndToEnd, selected)));
+    let again = [Figure::Again, Figure::AgainRead]
+        .into_iter()
+        .flat_map(|figure| AGAIN.map(|selected| columns(figure, selected)));
+    let sizes = ROWS.map(|size| rows(Figure::Size, size));
     let all = Case { figure: Figure::Size, point: Point::AllRows, sql: "FROM lineitem".to_owned() };
     let types = TYPES.into_iter().map(|(name, columns)| Case {
         figure: Figure::Type,
@@ -180,5 +208,6 @@ pub(super) fn cases(only: &[String]) -> Vec<Case> {
         sql: format!("SELECT {columns} FROM lineitem"),
     });
     let wanted = |case: &Case| only.is_empty() || only.iter().any(|text| case.name().contains(text));
-    selections.chain(sizes).chain([all]).chain(types).filter(wanted).collect()
+    let cases = transport.into_iter().chain(end_to_end).chain(sizes).chain([all]).chain(types).chain(again);
+    cases.filter(wanted).collect()
 }

@@ -33,7 +33,7 @@ pub(super) fn svg(figure: Figure, results: &[Measured]) -> anyhow::Result<String
         let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
         let drawn = match figure {
             Figure::Size => sizes(&area, &results),
-            _ => rates(&area, &results, !figure.with_query()),
+            _ => rates(&area, &results, figure != Figure::EndToEnd),
         };
         drawn.and_then(|()| Ok(area.present()?)).map_err(|error| anyhow!("plot: {error}"))?;
     }
