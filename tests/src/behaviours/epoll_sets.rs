@@ -1,7 +1,7 @@
 //! epoll on many descriptors: event loops as servers have them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP};
@@ -15,11 +15,19 @@ use crate::side::{Pattern, Side, await_readable, receive_exactly, while_blocked}
 const MANY: usize = 50;
 /// More than an event loop looks at for nothing.
 const CROWD: usize = 150;
+/// Connections that end one after the other, beside one that stays.
+const SHORT_LIVED: u64 = 400;
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("level_triggered_server", level_server, one_client, Tally::Upgraded(1)),
     Behaviour::whole("edge_triggered_server", edge_server, one_client, Tally::Upgraded(1)),
     Behaviour::whole("one_shot_server", one_shot_server, one_client, Tally::Upgraded(1)),
+    Behaviour::whole(
+        "taken_out_and_closed_by_another",
+        takes_out_server,
+        short_lived_clients,
+        Tally::AtLeast(SHORT_LIVED / 2, SHORT_LIVED + 1),
+    ),
     Behaviour::whole("added_before_the_first_byte", adds_first, talks_later, Tally::Upgraded(1)),
     Behaviour::whole("fifty_connections", level_server, fifty_clients, Tally::Upgraded(MANY as u64)),
     Behaviour::whole(
@@ -291,6 +299,67 @@ fn two_thread_server(side: &Side) {
         work();
     });
     say!("echoed {} bytes to {clients} clients", echoed.load(Ordering::SeqCst));
+}
+
+/// An event loop takes connections that have ended out of its set, and leaves closing them to another thread. No report names
+/// them any more, though one that is never idle keeps the loop awake.
+fn takes_out_server(side: &Side) {
+    let listener = side.listen();
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, listener, EPOLLIN, 0).expect("EPOLL_CTL_ADD");
+    let (closer, ended) = std::sync::mpsc::channel::<Fd>();
+    let mut open = BTreeMap::new();
+    let mut accepted = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            quietly(|| ended.iter().for_each(|fd| calls::close(fd).expect("close")));
+        });
+        quietly(|| {
+            while accepted <= SHORT_LIVED || !open.is_empty() {
+                for ready in calls::epoll_wait(epfd, 8, -1).expect("epoll_wait") {
+                    if ready.data == 0 {
+                        let fd = calls::accept4(listener, libc::SOCK_NONBLOCK).expect("accept4");
+                        accepted += 1;
+                        open.insert(accepted, fd);
+                        calls::epoll_add(epfd, fd, EPOLLIN | EPOLLRDHUP, accepted).expect("EPOLL_CTL_ADD");
+                        continue;
+                    }
+                    let fd = *open.get(&ready.data).expect("in the set");
+                    let bytes = calls::recv(fd, 100, 0).expect("a report is of something");
+                    if bytes.is_empty() {
+                        calls::epoll_delete(epfd, fd).expect("EPOLL_CTL_DEL");
+                        open.remove(&ready.data);
+                        closer.send(fd).expect("the other thread is there");
+                    } else {
+                        send_all(fd, &bytes);
+                    }
+                }
+            }
+        });
+        drop(closer);
+    });
+    side.sync("done");
+}
+
+fn short_lived_clients(side: &Side) {
+    let destination = side.destination();
+    let busy = side.connect_to(destination);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                quietly(|| request_echoes(busy, 20, 8));
+            }
+            calls::close(busy).expect("close");
+        });
+        for _ in 0..SHORT_LIVED {
+            let fd = quietly(|| side.connect_to(destination));
+            quietly(|| request_echoes(fd, 12, 8));
+            quietly(|| calls::close(fd)).expect("close");
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    side.sync("done");
 }
 
 /// As event loops do: into the set first, and only what is ready is ever touched.

@@ -1,8 +1,8 @@
 //! Processes that share a connection, inherit it, or hand it on.
 
-use thallus_transport::arena::State;
+use thallus_transport::arena::{State, View};
 
-use super::peers::{echo, own_blocks, request_echoes, send_all};
+use super::peers::{echo, own_arenas, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Child, End, Errno, Fd, Leave, Program, fork, quietly};
 use crate::say;
@@ -182,7 +182,9 @@ fn beside_a_missing_program(side: &Side) {
     });
     quietly(|| calls::read(parents_turn, 1)).expect("read");
     echo_some();
-    assert!(own_blocks().iter().all(|block| block.state() != State::Active), "the child still has it");
+    let arenas = own_arenas();
+    let mut blocks = arenas.iter().flat_map(View::blocks);
+    assert!(blocks.all(|(_, block)| block.state() != State::Active), "the child still has it");
     quietly(|| calls::write(from_parent, b"t")).expect("write");
     child.wait_for_success();
     say!("echoed {}", echo(fd) > 0);
