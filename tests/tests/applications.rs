@@ -1,6 +1,7 @@
 //! Real programs under the library: their results, and how many of their connections left TCP.
 
 mod applications {
+    mod apache;
     mod calls;
     mod configuration;
     mod curl;

@@ -9,6 +9,7 @@ pub mod arena;
 pub mod buffers;
 #[cfg(not(loom))]
 pub mod configuration;
+#[cfg(not(loom))]
 pub mod connection;
 pub mod control;
 #[cfg(not(loom))]

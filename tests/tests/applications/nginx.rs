@@ -10,7 +10,13 @@ use thallus_tests::harness::{
 use thallus_tests::side::Pattern;
 
 /// Sizes of the files that are served.
-const SIZES: &[usize] = &[0, 1, 100, 5000, 70_000, 1_000_000, 9_000_000];
+pub(super) const SIZES: &[usize] = &[0, 1, 100, 5000, 70_000, 1_000_000, 9_000_000];
+
+/// Sends `signal` to a process that runs.
+pub(super) fn send(pid: u32, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a pid")?;
+    Ok(kill_process(pid, signal)?)
+}
 
 /// A server with workers.
 struct Nginx<'a> {
@@ -91,11 +97,6 @@ impl<'a> Nginx<'a> {
         fs::read_to_string(self.scene.path("pid")).ok()?.trim().parse().ok()
     }
 
-    fn signal(pid: u32, signal: Signal) -> Result<()> {
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a pid")?;
-        Ok(kill_process(pid, signal)?)
-    }
-
     fn await_that(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) -> Result<()> {
         let reports = || group_members(self.shell.pid()).into_iter().map(report).collect::<String>();
         self.scene.await_that(what, || holds(self)).with_context(reports)
@@ -103,22 +104,22 @@ impl<'a> Nginx<'a> {
 
     /// New workers serve; the old ones end when their connections do.
     fn reload(&self) -> Result<()> {
-        Self::signal(self.master().context("it runs")?, Signal::HUP)
+        send(self.master().context("it runs")?, Signal::HUP)
     }
 
     /// Another program takes the listener over; the old one ends.
     fn replace(&self) -> Result<()> {
         let old = self.master().context("it runs")?;
-        Self::signal(old, Signal::USR2)?;
+        send(old, Signal::USR2)?;
         self.await_that("the new one writes its pid", |nginx| nginx.master().is_some_and(|pid| pid != old))?;
-        Self::signal(old, Signal::WINCH)?;
-        Self::signal(old, Signal::QUIT)?;
+        send(old, Signal::WINCH)?;
+        send(old, Signal::QUIT)?;
         self.await_that("the old one ends", |_| !group_members(self.shell.pid()).contains(&old))
     }
 
     /// Lets it end as soon as nobody is served.
     fn stop(self) -> Result<()> {
-        Self::signal(self.master().context("it runs")?, Signal::QUIT)?;
+        send(self.master().context("it runs")?, Signal::QUIT)?;
         self.await_that("it ends", |_| group_members(self.shell.pid()).is_empty())?;
         let log = fs::read_to_string(self.scene.path("error.log"))?;
         let bad = |line: &&str| ["[alert]", "[crit]", "[emerg]"].iter().any(|level| line.contains(level));
@@ -128,14 +129,14 @@ impl<'a> Nginx<'a> {
 }
 
 /// http_load.py, until it is stopped.
-struct Load<'a> {
+pub(super) struct Load<'a> {
     scene: &'a Scene,
     service: Service,
     name: String,
 }
 
 impl<'a> Load<'a> {
-    fn start(
+    pub(super) fn start(
         scene: &'a Scene,
         shimmed: bool,
         name: &str,
@@ -151,7 +152,7 @@ impl<'a> Load<'a> {
     }
 
     /// Waits until `more` requests have been answered.
-    fn go_on(&mut self, more: usize) -> Result<()> {
+    pub(super) fn go_on(&mut self, more: usize) -> Result<()> {
         let log = self.scene.path(&format!("{}.log", self.name));
         let count = || {
             fs::read_to_string(&log)
@@ -167,7 +168,7 @@ impl<'a> Load<'a> {
             .with_context(|| fs::read_to_string(self.scene.path("error.log")).unwrap_or_default())
     }
 
-    fn stop(self) -> Result<()> {
+    pub(super) fn stop(self) -> Result<()> {
         let log = self.scene.path(&format!("{}.log", self.name));
         let status = self.service.stop(Signal::TERM)?;
         let text = fs::read_to_string(log)?;
@@ -267,7 +268,7 @@ fn haproxy_passes_on_what_nginx_serves() -> Result<()> {
         for _ in 0..2 {
             by_http.go_on(150)?;
             by_bytes.go_on(150)?;
-            Nginx::signal(proxy.service.pid(), Signal::USR2)?;
+            send(proxy.service.pid(), Signal::USR2)?;
         }
         by_http.go_on(150)?;
         by_http.stop()?;
