@@ -441,8 +441,8 @@ impl Connection {
         self.take_leftover_frames(fd);
         self.mend_if_failing(fd);
         let Some(segment) = self.segment() else { return };
-        // Or the peer would leave TCP for a ring that nobody reads.
-        if !segment.is_ready() && segment.refuse() {
+        // Or the peer would leave TCP for a ring that nobody reads. It may have been faster, or this side has refused before.
+        if !segment.is_ready() && (segment.refuse() || !segment.is_ready()) {
             return;
         }
         // SAFETY: the caller's descriptor, which is open.
