@@ -88,6 +88,12 @@ pub(crate) unsafe fn transmit(
             if result > 0 {
                 visit.sent(result as u64);
             }
+            if is_short(result, length(list)) {
+                drop(visit);
+                errno::keep(|| {
+                    table::enter(fd).inspect(|call| call.connection().block.raise(flag::NO_SPACE))
+                });
+            }
             return result;
         }
     };

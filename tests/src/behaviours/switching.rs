@@ -43,6 +43,13 @@ pub(super) const ALL: &[Behaviour] = &[
         Tally::Upgraded(1),
     )
     .environment(&[("THALLUS_SPIN_US", "0")]),
+    Behaviour::whole(
+        "full_before_it_joins_a_set",
+        fills_before_registering,
+        offers_and_empties,
+        Tally::Upgraded(1),
+    )
+    .environment(&[("THALLUS_SPIN_US", "0")]),
     Behaviour::whole("room_all_along", writes_bit_by_bit, empties_and_asks, Tally::Upgraded(1)),
     Behaviour::whole(
         "room_all_along_in_a_nested_set",
@@ -71,6 +78,23 @@ fn fills_before_switching(side: &Side) {
         assert_eq!(quietly(|| calls::recv(fd, 10, 0)), Err(Errno::EAGAIN));
         total
     });
+}
+
+/// The connection is filled by its first call, joins an edge-triggered set, and leaves TCP at one of the next reads.
+fn fills_before_registering(side: &Side) {
+    let listener = side.listen();
+    let fd = calls::accept4(listener, libc::SOCK_NONBLOCK).expect("accept4");
+    side.sync("asked");
+    let much = vec![b'f'; 16 << 20];
+    let total = quietly(|| calls::send(fd, &much, 0)).expect("send");
+    assert!(total < much.len(), "all of it was taken");
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET, 1).expect("EPOLL_CTL_ADD");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"ask".to_vec()));
+    for _ in 0..20 {
+        assert_eq!(quietly(|| calls::recv(fd, 10, 0)), Err(Errno::EAGAIN));
+    }
+    answers_on(side, fd, epfd, total);
 }
 
 /// The connection leaves TCP while only room is waited for, and is never full: each wait tells of room once more, though the
@@ -136,6 +160,20 @@ fn answers_on(side: &Side, fd: Fd, epfd: Fd, total: usize) {
 fn empties_and_asks(side: &Side) {
     let fd = side.connect();
     send_all(fd, b"ask");
+    empties_after_asking(side, fd);
+}
+
+/// As [`empties_and_asks`], after enough calls that the server can leave TCP at any of its own.
+fn offers_and_empties(side: &Side) {
+    let fd = side.connect();
+    send_all(fd, b"ask");
+    for _ in 0..20 {
+        assert_eq!(quietly(|| calls::recv(fd, 1, libc::MSG_DONTWAIT)), Err(Errno::EAGAIN));
+    }
+    empties_after_asking(side, fd);
+}
+
+fn empties_after_asking(side: &Side, fd: Fd) {
     side.sync("asked");
     let total = side.told() as usize;
     quietly(|| receive_exactly(fd, total));
