@@ -220,6 +220,22 @@ pub fn await_asleep(thread: libc::pid_t) {
     }
 }
 
+/// Whether a process has ended, and has no descriptors any more. Somebody may still wait for it.
+pub fn has_ended(process: libc::pid_t) -> bool {
+    // As in `await_asleep`.
+    std::fs::read_to_string(format!("/proc/{process}/stat"))
+        .map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))
+}
+
+/// Waits until [`has_ended`].
+pub fn await_end_of(process: libc::pid_t) {
+    let start = Instant::now();
+    while !has_ended(process) {
+        assert!(start.elapsed() < Duration::from_millis(ARRIVAL as u64), "process {process} lives on");
+        std::thread::yield_now();
+    }
+}
+
 /// Makes a call that must block; once it does, runs `then` on another thread.
 pub fn while_blocked<T>(call: impl FnOnce() -> T, then: impl FnOnce() + Send) -> T {
     let thread = calls::thread_id();

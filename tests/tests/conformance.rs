@@ -43,9 +43,9 @@ const ONE_HOST: &[&str] = &[
     "connecting::by_shared_memory_only",
     "connecting::wrong_settings",
     "connecting::backend_of_another_user",
-    // docs/limitations.md, "Between hosts": a process is killed with bytes in flight;
+    // docs/limitations.md, "Between hosts": a process is killed that has not slept since it sent;
     "ending::killed_after_sending",
-    "ending::killed_while_the_peer_reads",
+    "ending::killed_while_busy",
     "ending::a_mebibyte_then_killed",
     "killed::child_is_killed_while_busy",
     // bytes that were sent while the peer went back wait for the sender's next call;

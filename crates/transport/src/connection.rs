@@ -470,18 +470,21 @@ impl Connection {
         // To a peer that has closed nothing gets through any more.
         let gone = segment.incoming().end() & end::CLOSED != 0 || tcp::peer_has_closed(fd);
         if let Some(link) = segment.link().filter(|_| !gone) {
-            link.finish(segment.incoming());
+            let _ = link.finish(segment.incoming());
         }
     }
 
-    /// The process ends without having closed it: what has been posted must arrive first. To be called for all connections
-    /// without, and then with waiting.
+    /// The process ends, or becomes another program, without having closed it: what has been posted must arrive first, and the
+    /// peer know that it has. To be called for all connections without, and then with waiting.
     pub fn settle_fabric(&self, fd: i32, waits: bool) {
         let Some(segment) = self.segment() else { return };
         self.take_leftover_frames(fd);
         let gone = self.block.has(flag::PEER_GONE) || segment.incoming().end() & end::CLOSED != 0;
         match segment.link().filter(|link| !gone && link.is_usable()) {
-            Some(link) if waits => link.finish(segment.incoming()),
+            Some(link) if waits => {
+                link.settle(segment.incoming());
+                self.take_leftover_bells(fd, segment);
+            }
             Some(link) => link.begin_to_finish(),
             None => {}
         }

@@ -7,7 +7,7 @@
 //! for the other.
 //!
 //! ```text
-//!   DOWN    u8 2 | u8 1 if the peer's bytes have left TCP, as this side knows | u64 stream position
+//!   DOWN    u8 2 | u8 1 if the peer's bytes have left TCP, as this side knows | u64 stream position | u64 bytes sent again
 //! ```
 //!
 //! Afterwards the connection is as it was before it left TCP, with the hooks in between. What was in the ring is in the
@@ -35,7 +35,7 @@ const DOWN: u8 = 2;
 /// How long bytes may be under way between hosts that the peer has sent over TCP before it said so by RDMA.
 const LONGEST_WAY: Duration = Duration::from_secs(10);
 /// Bytes of that frame.
-pub(crate) const DOWN_BYTES: usize = 10;
+pub(crate) const DOWN_BYTES: usize = 18;
 
 /// What becomes of bytes that have come over the fabric, and that the application has not read, when the peer sends them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +46,19 @@ pub(crate) enum Unread {
     ComesAgain,
 }
 
+/// What the peer sends again: from which stream position on, and how many bytes.
+#[derive(Clone, Copy)]
+struct Rest {
+    position: u64,
+    bytes: u64,
+}
+
 /// What comes next on TCP, where frames do.
 enum Next {
     /// Nothing yet.
     Nothing,
-    /// A whole DOWN, which has not been taken: whether the peer knows that this side's bytes have left TCP, and the position.
-    Down(bool, u64),
+    /// A whole DOWN, which has not been taken: whether the peer knows that this side's bytes have left TCP.
+    Down(bool, Rest),
     /// The stream's end, or its error.
     End,
     /// No frame.
@@ -215,8 +222,8 @@ impl Connection {
         if unsure {
             // Where the peer's own bytes have not left TCP, it can't send frames.
             match if seen { self.await_frame(fd) } else { Next::Nothing } {
-                Next::Down(knows, position) => {
-                    self.begin_to_skip(fd, segment, position, Unread::Stays);
+                Next::Down(knows, rest) => {
+                    self.begin_to_skip(fd, segment, rest, Unread::Stays);
                     switched = knows;
                 }
                 _ => return self.lose(fd),
@@ -228,11 +235,12 @@ impl Connection {
         }
         if gone || self.left_without_a_word(fd) {
             // A frame would only make it reset the connection.
-            block.raise(flag::PEER_GONE);
+            self.note_gone(fd);
         } else if switched {
             let Some((position, bytes)) = link.uncredited(outgoing) else { return self.lose(fd) };
             let mut frame = vec![DOWN, u8::from(seen)];
             frame.extend(position.to_le_bytes());
+            frame.extend((bytes.len() as u64).to_le_bytes());
             frame.extend(bytes);
             self.send_all(fd, segment, &frame);
             outgoing.tail.0.store(outgoing.head(), Ordering::Release);
@@ -253,7 +261,7 @@ impl Connection {
             Ok(count) => tcp::peer_has_closed(fd) && bytes[..count].iter().all(|&byte| byte == BELL),
             Err(Errno::AGAIN | Errno::INTR) => false,
             Err(errno) => {
-                self.note_error(errno);
+                self.note_error(fd, errno);
                 true
             }
         }
@@ -331,7 +339,7 @@ impl Connection {
                     self.absorb(fd, segment, false);
                     wait_for(fd, PollFlags::IN | PollFlags::OUT, None);
                 }
-                Err(errno) => return self.note_error(errno),
+                Err(errno) => return self.note_error(fd, errno),
             }
         }
     }
@@ -344,8 +352,11 @@ impl Connection {
         if segment.greeting() == Greeting::AwaitsDown {
             match self.next_frame(fd) {
                 Next::Nothing => return false,
-                Next::Down(_, position) => self.begin_to_skip(fd, segment, position, unread),
-                Next::End => segment.set_greeting(Greeting::Done),
+                Next::Down(_, rest) => self.begin_to_skip(fd, segment, rest, unread),
+                Next::End => {
+                    self.note_end(fd);
+                    segment.set_greeting(Greeting::Done);
+                }
                 Next::Lie => self.lose(fd),
             }
         }
@@ -382,8 +393,9 @@ impl Connection {
         }
     }
 
-    /// The peer's stream goes on at `position`, on TCP, behind the DOWN that comes next.
-    fn begin_to_skip(&self, fd: i32, segment: &Segment, position: u64, unread: Unread) {
+    /// The peer's stream goes on with `rest`, on TCP, behind the DOWN that comes next.
+    fn begin_to_skip(&self, fd: i32, segment: &Segment, rest: Rest, unread: Unread) {
+        let Rest { position, bytes } = rest;
         let have = segment.incoming().tail();
         // The last of what is here came over the fabric; what came over TCP before that does not come again.
         let read = have.checked_sub(self.side_length()).filter(|&read| read >= position);
@@ -396,7 +408,9 @@ impl Connection {
         again.left.store(skip, Ordering::Relaxed);
         again.all.store(skip, Ordering::Relaxed);
         again.drops_side.store(u32::from(drops.is_some()), Ordering::Relaxed);
-        again.from.store(taken + DOWN_BYTES as u64, Ordering::SeqCst);
+        let from = taken + DOWN_BYTES as u64;
+        again.until.store(from.saturating_add(bytes), Ordering::SeqCst);
+        again.from.store(from, Ordering::SeqCst);
         let mut frame = [0u8; DOWN_BYTES];
         // SAFETY: writable for its length. It is there, and nobody else reads.
         let _ = unsafe { tcp::recv(fd, frame.as_mut_ptr(), DOWN_BYTES, libc::MSG_DONTWAIT) };
@@ -464,8 +478,9 @@ impl Connection {
                 return if tcp::peer_has_closed(fd) { Next::End } else { Next::Nothing };
             }
             if let (0, Some(frame)) = (bells, frame) {
-                let position = u64::from_le_bytes(std::array::from_fn(|i| frame[2 + i]));
-                return Next::Down(frame[1] != 0, position);
+                let [position, bytes] =
+                    [2, 10].map(|at| u64::from_le_bytes(std::array::from_fn(|i| frame[at + i])));
+                return Next::Down(frame[1] != 0, Rest { position, bytes });
             }
             // SAFETY: as above; they are there, and nobody else reads.
             let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) };

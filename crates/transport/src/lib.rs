@@ -27,6 +27,8 @@ mod introduction;
 #[cfg(not(loom))]
 pub mod lending;
 pub mod lock;
+#[cfg(not(loom))]
+mod passing;
 pub mod peers;
 pub mod process;
 #[cfg(not(loom))]

@@ -233,7 +233,7 @@ impl Connection {
                 if events & bit::ERR != 0 {
                     self.take_error_of_kernel(fd);
                 } else if (ended != 0 || nothing) && tcp::peer_has_closed(fd) {
-                    self.block.raise(flag::PEER_GONE);
+                    self.note_gone(fd);
                 }
                 bits |= events & (bit::RDHUP | bit::HUP);
                 // Real bytes: a lone bell would have been sent after the count that settles the direction. Unless they were a
@@ -259,16 +259,16 @@ impl Connection {
     fn take_error_of_kernel(&self, fd: i32) {
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         match rustix::net::sockopt::socket_error(unsafe { BorrowedFd::borrow_raw(fd) }) {
-            Ok(Err(errno)) => self.note_error(errno),
-            _ => self.note_reset(),
+            Ok(Err(errno)) => self.note_error(fd, errno),
+            _ => self.note_reset(fd),
         }
     }
 
     /// The pending error of `SO_ERROR`, cleared by telling. `kernel`: what the kernel has just told on the socket, which
     /// may be for bells alone.
-    pub fn take_error(&self, kernel: Option<Errno>) -> Option<Errno> {
+    pub fn take_error(&self, fd: i32, kernel: Option<Errno>) -> Option<Errno> {
         if let Some(errno) = kernel {
-            self.note_error(errno);
+            self.note_error(fd, errno);
         }
         self.untold_reset(self.segment()?).map(|errno| self.told(errno))
     }

@@ -115,6 +115,8 @@ pub(crate) struct Again {
     pub(crate) all: AtomicU64,
     /// The kernel's count of bytes read where they begin, behind the peer's DOWN; 0 as long as none has been seen.
     pub(crate) from: AtomicU64,
+    /// The same where all that the peer had sent before has come.
+    pub(crate) until: AtomicU64,
     /// 1 if what is in the side buffer is what follows them.
     pub(crate) drops_side: AtomicU32,
 }

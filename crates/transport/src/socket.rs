@@ -19,6 +19,12 @@ use crate::waiting::{self, Side, add};
 /// 40 ms, and sends no more than ten segments ahead of that (`TCP_DELACK_MIN`, `TCP_INIT_CWND` of net/tcp.h).
 const MOST_BELLS: u64 = 4;
 
+/// After how many bells they are taken. Between hosts at once: with one unread the kernel would reset the connection when this
+/// process is killed, and a reset does not wait for bells that are to tell the peer whether it has all ([`crate::passing`]).
+fn most_bells(segment: &Segment) -> u64 {
+    if segment.link().is_some() { 1 } else { MOST_BELLS }
+}
+
 impl Connection {
     /// Wakes the peer's sleepers by a frame on the TCP connection. If the kernel has no room for it, the peer has
     /// unread TCP bytes, and looks at the ring once it has taken them.
@@ -38,7 +44,7 @@ impl Connection {
     pub(crate) fn drain(&self, fd: i32, segment: &Segment) {
         let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
         let someone_sleeps = incoming.data_armed.0.has_sleepers() || outgoing.space_armed.0.has_sleepers();
-        if someone_sleeps || self.unread_bells(segment) >= MOST_BELLS {
+        if someone_sleeps || self.unread_bells(segment) >= most_bells(segment) {
             waiting::drain(&self.socket(fd, segment));
         }
     }
@@ -50,7 +56,7 @@ impl Connection {
 
     /// Whether a sleeper may leave unread bells where they are: each new one is an edge.
     pub(crate) fn may_leave_bells(&self, segment: &Segment) -> bool {
-        self.is_watched_for_edges() && self.unread_bells(segment) < MOST_BELLS
+        self.is_watched_for_edges() && self.unread_bells(segment) < most_bells(segment)
     }
 
     /// This side, as the decisions of [`waiting`] see it.
@@ -66,7 +72,7 @@ impl Connection {
         // SAFETY: one readable byte.
         let sent = unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
         if !matches!(sent, Ok(_) | Err(Errno::AGAIN)) {
-            self.block.raise(flag::PEER_GONE);
+            self.note_gone(fd);
         }
         sent.is_ok()
     }
@@ -99,7 +105,7 @@ impl Connection {
             }
             Err(Errno::AGAIN | Errno::INTR) => 0,
             Err(errno) => {
-                self.note_error(errno);
+                self.note_error(fd, errno);
                 0
             }
         }

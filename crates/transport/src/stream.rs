@@ -99,7 +99,7 @@ impl Connection {
                 Some(result) => {
                     if let Err(errno) = result {
                         // It may be for nothing but unread bells.
-                        self.note_error(errno);
+                        self.note_error(fd, errno);
                     }
                     return self.error_of_reads(segment).map_or(Ok(0), Err);
                 }
@@ -295,7 +295,9 @@ impl Connection {
             return Err(FAILED);
         }
         if !switched {
-            return self.send_tcp(fd, source, flags).map_err(|errno| self.error_of_kernel(segment, errno));
+            return self
+                .send_tcp(fd, source, flags)
+                .map_err(|errno| self.error_of_kernel(fd, segment, errno));
         }
         let producer = segment.outlet();
         let control = segment.outgoing();
@@ -457,13 +459,13 @@ impl Connection {
     }
 
     /// What a write is to say that the kernel refused with `errno`. Of a reset it tells once, and may have told this library.
-    fn error_of_kernel(&self, segment: &Segment, errno: Errno) -> Errno {
+    fn error_of_kernel(&self, fd: i32, segment: &Segment, errno: Errno) -> Errno {
         if errno != Errno::PIPE {
             return errno;
         }
         let untold = self.untold_reset(segment);
         if untold.is_none() {
-            self.note_error(errno);
+            self.note_error(fd, errno);
             self.block.raise(flag::RESET_TOLD);
         }
         untold.unwrap_or(errno)
@@ -511,51 +513,11 @@ impl Connection {
         match unsafe { tcp::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
             Ok(0) => self.note_end(fd),
             // The end may lie behind a bell that had to stay.
-            Ok(_) if tcp::peer_has_closed(fd) => self.note_reset(),
+            Ok(_) if tcp::peer_has_closed(fd) => self.note_reset(fd),
             Err(Errno::AGAIN | Errno::INTR) | Ok(_) => {}
-            Err(errno) => self.note_error(errno),
+            Err(errno) => self.note_error(fd, errno),
         }
         self.block.has(flag::PEER_GONE)
-    }
-
-    /// The kernel says reset. That may be for nothing but unread bells: where the peer has taken all that this side
-    /// sent, plain TCP would have ended the stream in order. Or it answers a write after the end.
-    pub(crate) fn note_reset(&self) {
-        let unread = self.block.send_switched.load(Ordering::Acquire) == 0
-            || self.block.has(flag::VOID)
-            || self.segment().is_some_and(|segment| !segment.outgoing().is_empty());
-        self.block.raise(flag::PEER_GONE | if unread { flag::RESET } else { 0 });
-    }
-
-    /// The kernel ended the connection with `errno`, and says so once.
-    pub(crate) fn note_error(&self, errno: Errno) {
-        // Those that tcp(7) passes on from the network. Others are about this call.
-        let of_network = matches!(
-            errno,
-            Errno::TIMEDOUT
-                | Errno::HOSTUNREACH
-                | Errno::NETUNREACH
-                | Errno::HOSTDOWN
-                | Errno::NETDOWN
-                | Errno::NONET
-                | Errno::NOPROTOOPT
-                | Errno::PROTO
-                | Errno::CONNREFUSED
-        );
-        // Back on TCP, which of the two a reset is the kernel knows.
-        let of_kernel = of_network || self.has_returned() && matches!(errno, Errno::CONNRESET | Errno::PIPE);
-        if !of_kernel {
-            return self.note_reset();
-        }
-        self.block.error.store(errno.raw_os_error().cast_unsigned(), Ordering::Relaxed);
-        self.block.raise(flag::PEER_GONE | flag::RESET);
-    }
-
-    /// The kernel says end of stream. After a `shutdown(SHUT_RD)` of our own it always does, so ask further.
-    pub(crate) fn note_end(&self, fd: i32) {
-        if !self.block.has(flag::SHUT_RD) || tcp::peer_has_closed(fd) {
-            self.block.raise(flag::PEER_GONE);
-        }
     }
 
     /// Whether a write would be taken by the ring, as poll(2) means it.

@@ -2,7 +2,7 @@
 //!
 //! [`device`] finds the port that has a connection's address, `queue` owns a queue pair and its memory (`slab`), [`board`] is what each
 //! side shows the other, `message` what lies in a ring, `inbox` the ring that the peer writes (`scan`: how far it has
-//! been looked through), and [`link`] one connection over them. iWARP devices need the kernel's connection manager (`manager`). [`trial`] tells what a connection would get.
+//! been looked through), and [`link`] one connection over them (`word`: how its end is told from its death). iWARP devices need the kernel's connection manager (`manager`). [`trial`] tells what a connection would get.
 //! libibverbs is loaded when a connection needs it (`ffi`).
 
 #[cfg(not(loom))]
@@ -26,6 +26,8 @@ pub(crate) mod scan;
 mod slab;
 #[cfg(not(loom))]
 pub mod trial;
+#[cfg(not(loom))]
+mod word;
 
 #[cfg(not(loom))]
 pub(crate) use manager::Progress;

@@ -463,7 +463,7 @@ impl Connection {
             Ok(0) => self.note_end(fd),
             Ok(_) => self.look_for_down(fd),
             Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::BADF | Errno::CANCELED)) => return Err(errno),
-            Err(errno) => self.note_error(errno),
+            Err(errno) => self.note_error(fd, errno),
         }
         Ok(())
     }

@@ -316,7 +316,7 @@ pub(crate) unsafe fn option(
         // SAFETY: the kernel has just written an int there.
         let kernel = unsafe { error.read_unaligned() };
         let kernel = (kernel != 0).then(|| Errno::from_raw_os_error(kernel));
-        let ours = entered.connection().take_error(kernel);
+        let ours = entered.connection().take_error(fd, kernel);
         // SAFETY: as above.
         unsafe { error.write_unaligned(ours.map_or(0, Errno::raw_os_error)) };
     }
@@ -329,7 +329,7 @@ pub(crate) fn take_error(fd: i32) -> Option<Errno> {
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let kernel = rustix::net::sockopt::socket_error(socket).ok().and_then(Result::err);
     match table::enter_adult(fd) {
-        Some(entered) if entered.connection().is_active() => entered.connection().take_error(kernel),
+        Some(entered) if entered.connection().is_active() => entered.connection().take_error(fd, kernel),
         _ => kernel,
     }
 }

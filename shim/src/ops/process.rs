@@ -194,6 +194,7 @@ pub(crate) fn before_exec() -> Vec<&'static Block> {
     if is_stranger() {
         return Vec::new();
     }
+    settle_fabrics();
     errno::keep(|| {
         if stats::has_connections() {
             stats::write(false);
@@ -240,19 +241,23 @@ static WRITTEN: AtomicBool = AtomicBool::new(false);
 /// The process ends now, by `_exit` or at the end of `exit`.
 pub(crate) fn exiting() {
     if !is_stranger() && !WRITTEN.swap(true, Ordering::SeqCst) {
-        if config::may_have_peers() && config::has_peers() {
-            // The kernel takes a queue pair from a dead process, with all that it has not sent yet.
-            errno::keep(|| {
-                for waits in [false, true] {
-                    table::for_each(|slot, connection, _| {
-                        if let Some(fd) = table::descriptor_of(slot) {
-                            connection.settle_fabric(fd, waits);
-                        }
-                    });
-                }
-            });
-        }
+        settle_fabrics();
         stats::write(true);
+    }
+}
+
+/// The kernel takes a queue pair from a process that ends, with all that it has not sent yet.
+fn settle_fabrics() {
+    if config::may_have_peers() && config::has_peers() {
+        errno::keep(|| {
+            for waits in [false, true] {
+                table::for_each(|slot, connection, _| {
+                    if let Some(fd) = table::descriptor_of(slot) {
+                        connection.settle_fabric(fd, waits);
+                    }
+                });
+            }
+        });
     }
 }
 

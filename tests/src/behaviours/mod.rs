@@ -10,6 +10,7 @@ mod basic;
 mod cancelling;
 mod connecting;
 mod descriptors;
+mod dying;
 mod ending;
 mod epoll;
 mod epoll_sets;
@@ -214,6 +215,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("processes", processes::ALL),
     ("lying", lying::ALL),
     ("killed", killed::ALL),
+    ("dying", dying::ALL),
     ("handing_on", handing_on::ALL),
     ("returning", returning::ALL),
     ("lending", lending::ALL),

@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::os::raw::{c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{Errno, Fd, Outcome};
@@ -46,6 +47,41 @@ impl Child {
     /// As [`Self::wait`], for a child that must have succeeded.
     pub fn wait_for_success(self) {
         assert_eq!(self.wait(), End::Exit(0), "the child failed");
+    }
+}
+
+/// A number that a process shares with its forks.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedCount(&'static AtomicU64);
+
+impl SharedCount {
+    /// Zero, in memory that stays mapped.
+    #[allow(clippy::new_without_default, reason = "each is another one")]
+    pub fn new() -> Self {
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size_of::<AtomicU64>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(page, libc::MAP_FAILED, "mmap: {}", Errno::last());
+        // SAFETY: mapped for ever, zeroed, and aligned to a page.
+        Self(unsafe { &*page.cast::<AtomicU64>() })
+    }
+
+    /// Its value.
+    pub fn get(self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// Changes it for all.
+    pub fn set(self, value: u64) {
+        self.0.store(value, Ordering::SeqCst);
     }
 }
 

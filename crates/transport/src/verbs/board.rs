@@ -53,12 +53,16 @@ pub(super) struct Board {
     /// 1 once the peer is connected, too: from then on bytes may come in the ring.
     pub(super) ready: AtomicU64,
     _pad2: [u64; 7],
-    /// Bells that the peer has counted; written after what they announce.
+    /// Bells that the peer has counted, and how often it has rung; written after what they announce.
     pub(super) bells: Said,
     _pad3: [u64; 5],
-    /// Where our own reads arrive: what the peer has posted, consumed, and consumed of the stream.
-    pub(super) figures: [AtomicU64; 3],
-    /// Where a read arrives that only waits for what is before it.
+    /// The peer's word that it has nothing under way: what it had posted, and how often this side had rung. See
+    /// [`super::word`].
+    pub(super) word: Said,
+    _pad4: [u64; 5],
+    /// Where our own reads arrive: what the peer has posted, consumed, consumed of the stream, and how often it has rung.
+    pub(super) figures: [AtomicU64; 4],
+    /// Where a read arrives that waits for what is before it: how often the peer has rung.
     pub(super) flushed: AtomicU64,
 }
 
@@ -81,6 +85,7 @@ pub(super) struct Figures {
     pub(super) posted: AtomicU64,
     pub(super) consumed: AtomicU64,
     pub(super) consumed_stream: AtomicU64,
+    pub(super) rings: AtomicU64,
 }
 
 /// What a peer must know of this side's memory.

@@ -154,6 +154,12 @@ impl Inbox {
         Ok(position)
     }
 
+    /// Position in the ring behind all that has arrived.
+    pub(super) fn arrived(&self) -> u64 {
+        let consumed = self.figures().consumed.load(Ordering::Acquire);
+        consumed + self.scan.ahead_of(consumed)
+    }
+
     /// Bytes of the ring that hold messages not yet consumed.
     pub(super) fn scanned_ahead(&self, consumed: u64) -> u64 {
         self.scan.ahead_of(consumed)

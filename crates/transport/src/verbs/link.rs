@@ -35,6 +35,7 @@ use super::manager::{Nonce, Progress};
 use super::message::{Kind, OVERHEAD, Room, VALIDITY, span};
 use super::queue::{DEPTH, Endpoint, LONGEST_WAIT, Poster, QueuePair, Spot};
 use super::slab::Slab;
+use super::word::{Promise, Vouched};
 use crate::arena::Role;
 use crate::control::{Control, end};
 use crate::lock::Lock;
@@ -62,6 +63,8 @@ pub struct Link {
     credited: AtomicU64,
     /// Held from the reads of [`Self::sync`] until their results have been taken: bells never get ahead of the rest.
     syncing: Lock,
+    promise: Promise,
+    vouched: Vouched,
     /// The greatest credit that has come: bytes of the outgoing ring, and of the stream.
     known_credit: [AtomicU64; 2],
     order: Order,
@@ -127,6 +130,8 @@ impl Link {
             outbox: unsafe { Room::new(at(place.outbox, STAGE_BYTES), ring) },
             credited: AtomicU64::new(0),
             syncing: Lock::new(),
+            promise: Promise::new(),
+            vouched: Vouched::new(),
             known_credit: [const { AtomicU64::new(0) }; 2],
             order: settings().verbs.order,
             wake: (settings().place)(wake.map_err(|_| Reason::NoFds)?).map_err(|_| Reason::NoFds)?,
@@ -254,6 +259,10 @@ impl Link {
         let position = self.inbox.drop_bytes(control, count as u64)?;
         fence(Ordering::SeqCst);
         let emptied = control.is_empty();
+        if self.is_frozen() {
+            // Nobody hears of it.
+            return Ok(Popped { bytes: count, ring: false, emptied });
+        }
         // A sender that sleeps for space has said so; it is woken when a good part is free.
         let size = self.inbox.room.size;
         let free = size.saturating_sub(self.inbox.scanned_ahead(position));
@@ -330,7 +339,9 @@ impl Link {
             return Ok(Pushed::default());
         }
         control.head.0.store(control.head() + bytes, Ordering::Release);
-        Ok(Pushed { bytes: bytes as usize, ring: self.claims_bell(control) })
+        let promised =
+            self.promise.is_broken_by_a_message(|| self.board().bells.read().map(|words| words[1]));
+        Ok(Pushed { bytes: bytes as usize, ring: self.claims_bell(control) | promised })
     }
 
     /// After something was posted: whether a sleeping peer has to be rung for.
@@ -423,9 +434,39 @@ impl Link {
         let id = {
             let poster = self.pair.begin(1)?;
             let flushed = self.our_board(std::mem::offset_of!(Board, flushed));
-            poster.read(flushed, self.their_figures(), 8)?
+            let Spot { address, key } = self.their_figures();
+            let rings = address + std::mem::offset_of!(Figures, rings) as u64;
+            poster.read(flushed, Spot { address: rings, key }, 8)?
         };
         self.pair.wait_for(id, has_gone)
+    }
+
+    /// Gives the peer this side's word ([`super::word`]). All that was posted before has arrived; the peer had rung `rings`
+    /// times then.
+    fn give_word(&self, rings: u64) -> Result<(), Errno> {
+        let poster = self.pair.begin(1)?;
+        let posted = self.figures().posted.load(Ordering::Acquire);
+        if self.promise.give(posted, rings) {
+            self.write_words(&poster, std::mem::offset_of!(Board, word), &Said::of([posted, rings]))?;
+        }
+        Ok(())
+    }
+
+    /// The peer is gone: what comes later does not count.
+    pub(crate) fn stop(&self, incoming: &Control, outgoing: &Control) {
+        self.note_credit(outgoing);
+        self.inbox.freeze(incoming);
+    }
+
+    /// After [`Self::stop`]: whether no call of the peer's can have sent anything that has not arrived, if `bells` have come in
+    /// all.
+    pub(crate) fn has_all(&self, bells: u64) -> bool {
+        let arrived = self.inbox.arrived();
+        let Some([announced, _]) = self.board().bells.read() else { return false };
+        let word = [arrived, self.figures().rings.load(Ordering::SeqCst)];
+        // A bell that nothing announced here was rung for what has been lost.
+        bells <= announced
+            && (self.vouched.is_for(arrived, announced) || self.board().word.read() == Some(word))
     }
 
     fn our_board(&self, offset: usize) -> Spot {
@@ -449,6 +490,7 @@ impl Link {
         let id = {
             let poster = self.pair.begin(3)?;
             let words = [incoming.data_armed.0.word(), outgoing.space_armed.0.word()];
+            self.vouched.arm(words[0], self.bells_announced());
             self.write_words(&poster, std::mem::offset_of!(Board, armed), &Said::of(words))?;
             let figures = self.figures();
             let credit =
@@ -456,14 +498,14 @@ impl Link {
             self.write_words(&poster, std::mem::offset_of!(Board, credit), &Said::of(credit))?;
             self.credited.store(credit[0], Ordering::Relaxed);
             let figures = self.our_board(std::mem::offset_of!(Board, figures));
-            poster.read(figures, self.their_figures(), 24)?
+            poster.read(figures, self.their_figures(), size_of::<Figures>())?
         };
         match self.pair.wait_for(id, || self.peer_has_gone(incoming) || is_closed()) {
             // That is news, for whoever wants to sleep.
             Err(Errno::PIPE) => return Ok(()),
             done => done?,
         }
-        let [posted, consumed, stream] =
+        let [posted, consumed, stream, rings] =
             self.board().figures.each_ref().map(|word| word.load(Ordering::Acquire));
         self.learn_credit([consumed, stream]);
         let mut looks = 0u32;
@@ -475,7 +517,8 @@ impl Link {
             }
             let consumed = self.figures().consumed.load(Ordering::Acquire);
             if consumed + self.inbox.scanned_ahead(consumed) >= posted {
-                return Ok(());
+                self.vouched.confirm(posted, self.bells_announced());
+                return self.give_word(rings);
             }
             if posted - consumed > self.inbox.room.size || !self.is_usable() {
                 return Err(Errno::CONNRESET);
@@ -492,10 +535,16 @@ impl Link {
         }
     }
 
-    /// Tells the peer how many bells have been counted.
+    /// Tells the peer how many bells have been counted, before one is rung.
     pub(crate) fn announce_bells(&self, count: u64) -> Result<(), Errno> {
+        let rings = self.figures().rings.fetch_add(1, Ordering::SeqCst) + 1;
         let poster = self.pair.begin(1)?;
-        self.write_words(&poster, std::mem::offset_of!(Board, bells), &Said::of([count, 0]))
+        self.write_words(&poster, std::mem::offset_of!(Board, bells), &Said::of([count, rings]))
+    }
+
+    /// Bells that the peer has announced, unless others are at this moment.
+    fn bells_announced(&self) -> Option<u64> {
+        self.board().bells.read().map(|words| words[0])
     }
 
     /// Before [`Self::finish`] of many, without waiting: so that those whose peers do not answer find out at the same time, and
@@ -507,10 +556,17 @@ impl Link {
         }
     }
 
-    /// The last word to the peer: what has been consumed; and waits until everything has arrived.
-    pub(crate) fn finish(&self, incoming: &Control) {
+    /// The last word to the peer: what has been consumed; and waits until everything has arrived. False if it has not.
+    pub(crate) fn finish(&self, incoming: &Control) -> bool {
         let _ = self.give_credit();
-        let _ = self.flush(|| self.peer_has_gone(incoming));
+        self.flush(|| self.peer_has_gone(incoming)).is_ok()
+    }
+
+    /// As [`Self::finish`], where the end of the stream is not announced.
+    pub(crate) fn settle(&self, incoming: &Control) {
+        if self.finish(incoming) && self.give_word(self.board().flushed.load(Ordering::Acquire)).is_ok() {
+            let _ = self.flush(|| self.peer_has_gone(incoming));
+        }
     }
 
     // ---- the way back to TCP
