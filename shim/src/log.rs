@@ -4,16 +4,18 @@
 //! `write` here.
 
 use std::fmt::Write as _;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use once_cell::race::OnceBox;
+use rustix::fd::{AsFd, BorrowedFd};
 pub(crate) use thallus_transport::environment::Level;
+use thallus_transport::uninterrupted::Descriptor;
 
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Off as u8);
-static FILE: OnceLock<OwnedFd> = OnceLock::new();
+static FILE: OnceBox<Descriptor> = OnceBox::new();
 
-/// Starts logging to `path`, or to standard error without one.
+/// Starts logging to `path`, or to standard error without one. Several threads may do so at the same time: the first one's
+/// descriptor stays.
 pub(crate) fn start(level: Level, path: Option<&str>) {
     use rustix::fs::{Mode, OFlags};
     if let Some(path) = path {
@@ -22,7 +24,7 @@ pub(crate) fn start(level: Level, path: Option<&str>) {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | never_waits;
         let Ok(file) = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)) else { return };
         let Ok(file) = crate::table::place(file) else { return };
-        let _ = FILE.set(file);
+        let _ = FILE.set(Box::new(file.into()));
     }
     LEVEL.store(level as u8, Ordering::Relaxed);
 }
@@ -30,7 +32,7 @@ pub(crate) fn start(level: Level, path: Option<&str>) {
 /// The log file's descriptor, which the program must not close.
 pub(crate) fn internal_fd() -> Option<i32> {
     use std::os::fd::AsRawFd;
-    FILE.get().map(AsRawFd::as_raw_fd)
+    FILE.get().map(|file| file.as_fd().as_raw_fd())
 }
 
 /// Whether lines of this level are wanted.

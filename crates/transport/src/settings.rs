@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
 
 use libc::{pollfd, sigset_t};
+use once_cell::race::OnceBox;
 use rustix::event::Timespec;
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
@@ -164,16 +164,17 @@ pub fn class_within(bytes: u64) -> u32 {
     (0..CLASSES).rev().find(|&class| class_size(class) <= bytes).unwrap_or(0)
 }
 
-static SETTINGS: OnceLock<Settings> = OnceLock::new();
+/// Nobody waits for another thread here: that thread may be in the parent of this process.
+static SETTINGS: OnceBox<Settings> = OnceBox::new();
 
-/// Sets the choices; the first call wins.
-pub fn set(settings: Settings) {
-    let _ = SETTINGS.set(settings);
+/// Sets the choices. The first call wins, and returns true.
+pub fn set(settings: Settings) -> bool {
+    SETTINGS.set(Box::new(settings)).is_ok()
 }
 
 /// The choices, or the defaults if none were set.
 pub fn settings() -> &'static Settings {
-    SETTINGS.get_or_init(Settings::default)
+    SETTINGS.get_or_init(Box::default)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -183,12 +184,70 @@ static void numbers_again(void)
 	printf("sent\n");
 }
 
+static void makes_a_socket(int signal)
+{
+	(void)signal;
+	close(socket(AF_INET, SOCK_STREAM, 0));
+}
+
+static void *first_socket(void *begun)
+{
+	*(volatile int *)begun = 1;
+	makes_a_socket(0);
+	return NULL;
+}
+
+/* What comes while a process makes its first socket: a handler that makes one, and a fork whose child does. Each child of this one
+   has its first before it. */
+static void meanwhile(int forks)
+{
+	int statuses = 0;
+
+	for (int count = 1; count <= 50; count++) {
+		int status = -1;
+		pid_t child = fork();
+
+		check(child >= 0, "fork");
+		if (child == 0) {
+			volatile int begun = 0;
+			pthread_t thread;
+
+			if (!forks) {
+				const struct itimerval soon = {.it_value = {0, 10 * count}};
+
+				signal(SIGALRM, makes_a_socket);
+				check(setitimer(ITIMER_REAL, &soon, NULL) == 0, "setitimer");
+				makes_a_socket(0);
+				_exit(0);
+			}
+			check(pthread_create(&thread, NULL, first_socket, (void *)&begun) == 0, "pthread_create");
+			while (!begun)
+				;
+			child = fork();
+			if (child == 0) {
+				makes_a_socket(0);
+				_exit(0);
+			}
+			check(waitpid(child, &status, 0) == child, "waitpid");
+			pthread_join(thread, NULL);
+			_exit(status != 0);
+		}
+		check(waitpid(child, &status, 0) == child, "waitpid");
+		statuses |= status;
+	}
+	printf("first sockets %d\n", statuses);
+}
+
 int main(int argc, char **argv)
 {
 	setvbuf(stdout, NULL, _IONBF, 0);
 	signal(SIGPIPE, SIG_IGN);
 	alarm(60);
 	check(argc == 2, "usage");
+	if (strncmp(argv[1], "meanwhile", 9) == 0) {
+		meanwhile(strcmp(argv[1], "meanwhile-a-fork") == 0);
+		return 0;
+	}
 	listens();
 	if (strcmp(argv[1], "leaves-a-read") == 0)
 		interrupted(leaves_a_read, jumps);

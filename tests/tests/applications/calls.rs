@@ -7,6 +7,11 @@ use thallus_tests::harness::{Scene, Stats, program, turn};
 
 /// Runs one part of the program; the library's statistics.
 fn same(part: &str) -> Result<Stats> {
+    same_with(part, "")
+}
+
+/// As [`same`], with this configuration.
+fn same_with(part: &str, configuration: &str) -> Result<Stats> {
     let _turn = turn();
     let scene = Scene::new()?;
     let source = scene.path("calls.c");
@@ -20,6 +25,11 @@ fn same(part: &str) -> Result<Stats> {
     let mut shimmed = scene.shimmed("calls", &built)?;
     // At the pace that users have.
     shimmed.arg(part).env_remove("THALLUS_UPGRADE_AFTER");
+    if !configuration.is_empty() {
+        let path = scene.path("thallus.conf");
+        fs::write(&path, configuration)?;
+        shimmed.env("THALLUS_CONFIG", path);
+    }
     let printed = scene.succeed(natively)?;
     ensure!(!printed.is_empty(), "{part} prints nothing");
     assert_eq!(scene.succeed(shimmed)?, printed, "{part}");
@@ -58,4 +68,14 @@ fn a_child_that_no_handler_sees_changes_nothing() -> Result<()> {
 #[test]
 fn a_number_is_used_again_for_datagrams() -> Result<()> {
     same_and_upgraded("numbers-again", 0, 0)
+}
+
+#[test]
+fn nobody_waits_for_the_thread_that_reads_the_configuration() -> Result<()> {
+    // As long a file as there may be, so that it is being read.
+    let configuration = "[program a b c d]\n".repeat(3600);
+    for part in ["meanwhile-a-handler", "meanwhile-a-fork"] {
+        same_with(part, &configuration)?;
+    }
+    Ok(())
 }
