@@ -229,3 +229,18 @@ fn a_reader_that_goes_away_is_no_error() {
     assert!(output.status.success());
     assert_eq!(output.stderr, b"");
 }
+
+#[test]
+fn who_has_too_few_descriptors_to_look_says_so() {
+    let _chunk = Chunk::create(Ok).unwrap();
+    let mut shell = Command::new("sh");
+    // What another test lets its children have might leave it none to start with.
+    shell.args(["-c", "exec 3>&- 4>&-; ulimit -n 5; exec \"$0\" status", env!("CARGO_BIN_EXE_thallus")]);
+    let output = shell.output().unwrap();
+    let expected = "thallus: can't read /proc: Too many open files (os error 24)\n";
+    assert_eq!(
+        (output.status.code(), String::from_utf8(output.stderr).unwrap()),
+        (Some(1), expected.to_owned())
+    );
+    assert_eq!(output.stdout, b"");
+}

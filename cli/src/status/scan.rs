@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
+use rustix::io::Errno;
 use thallus_transport::arena::{MEMFD_NAME, View};
 
 /// What a look at all processes has found.
@@ -46,14 +47,15 @@ pub(crate) struct Process {
 /// Device and inode number.
 pub(crate) type Inode = (u64, u64);
 
-/// Looks at every process but this one. Fails only if `/proc` itself can't be read.
+/// Looks at every process but this one. Fails if `/proc` itself can't be read, or if this process has too few descriptors or too
+/// little memory to look at all.
 pub(crate) fn scan() -> io::Result<Scan> {
     let mut scan = Scan::default();
     is_mounted()?;
     for entry in read_dir("/proc")? {
         let pid = entry?.file_name().to_str().and_then(|name| name.parse().ok());
         if let Some(pid) = pid.filter(|&pid| pid != std::process::id()) {
-            scan.look_at(pid);
+            scan.look_at(pid)?;
         }
     }
     Ok(scan)
@@ -64,7 +66,7 @@ impl Scan {
     pub(crate) fn of(pid: u32) -> io::Result<Self> {
         let mut scan = Self { writes: true, ..Self::default() };
         is_mounted()?;
-        scan.look_at(pid);
+        scan.look_at(pid)?;
         Ok(scan)
     }
 
@@ -82,12 +84,12 @@ impl Scan {
         by_pid.into_values().collect()
     }
 
-    fn look_at(&mut self, pid: u32) {
+    fn look_at(&mut self, pid: u32) -> io::Result<()> {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         match arenas(&folder, self.writes) {
             Ok(arenas) if arenas.is_empty() => {}
             Ok(arenas) => {
-                let Some(command) = command(&folder) else { return };
+                let Some(command) = command(&folder)? else { return Ok(()) };
                 let inner_pid = innermost_pid(&folder).unwrap_or(pid);
                 let mut known = true;
                 for (inode, fd) in arenas {
@@ -101,13 +103,13 @@ impl Scan {
                 self.other_versions += usize::from(!known);
             }
             Err(error) if error.kind() == ErrorKind::PermissionDenied && has_memory(&folder) => {
-                if let Some(command) = command(&folder) {
+                if let Some(command) = command(&folder)? {
                     self.hidden.insert(pid, Process { pid, command });
                 }
             }
-            // It has ended meanwhile.
-            Err(_) => {}
+            Err(error) => has_ended(error)?,
         }
+        Ok(())
     }
 
     fn family(&mut self, inode: Inode, fd: std::os::fd::OwnedFd) -> Option<&mut Family> {
@@ -148,8 +150,8 @@ fn arenas(folder: &Path, writes: bool) -> io::Result<Vec<(Inode, std::os::fd::Ow
                 let stat = fstat(&fd)?;
                 arenas.push(((stat.st_dev, stat.st_ino), fd));
             }
-            Err(rustix::io::Errno::ACCESS) => return Err(ErrorKind::PermissionDenied.into()),
-            Err(_) => {}
+            Err(Errno::ACCESS) => return Err(ErrorKind::PermissionDenied.into()),
+            Err(errno) => has_ended(errno.into())?,
         }
     }
     Ok(arenas)
@@ -170,9 +172,21 @@ fn has_memory(folder: &Path) -> bool {
     read(folder.join("statm")).is_ok_and(|pages| !pages.starts_with(b"0 "))
 }
 
-fn command(folder: &Path) -> Option<String> {
-    let name = read(folder.join("comm")).ok()?;
-    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+/// The name of a process; `None` if it has ended.
+fn command(folder: &Path) -> io::Result<Option<String>> {
+    match read(folder.join("comm")) {
+        Ok(name) => Ok(Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())),
+        Err(error) => has_ended(error).map(|()| None),
+    }
+}
+
+/// What could not be opened or read is gone by now, unless it is this process that lacks something: then nobody is missing without
+/// a word.
+fn has_ended(error: io::Error) -> io::Result<()> {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// The pid that the process sees itself, the last of `NSpid` in `/proc/PID/status`.
