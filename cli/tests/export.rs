@@ -32,7 +32,11 @@ struct Exporter {
 
 impl Exporter {
     fn start() -> Self {
-        let mut child = thallus(&["--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().unwrap();
+        Self::of(&mut thallus(&[]))
+    }
+
+    fn of(command: &mut Command) -> Self {
+        let mut child = command.args(["--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.strip_prefix("thallus: http://").unwrap().strip_suffix("/metrics\n").unwrap();
@@ -241,7 +245,7 @@ fn other_requests_are_answered_and_disturb_nothing() {
     let exporter = Exporter::start();
     let status = |request: &[u8]| exporter.exchange(request).lines().next().unwrap_or_default().to_owned();
     let long = [b"GET /metrics HTTP/1.1\r\nX: ".as_slice(), &[b'x'; 20_000]].concat();
-    let expected: [(&[u8], &str); 10] = [
+    let expected: [(&[u8], &str); 12] = [
         (b"\0\x01\xff garbage\r\n\r\n", "HTTP/1.1 400 Bad Request"),
         (b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03", "HTTP/1.1 400 Bad Request"),
         (b"GET /metrics HTTP/9.9\r\n\r\n", "HTTP/1.1 400 Bad Request"),
@@ -250,6 +254,8 @@ fn other_requests_are_answered_and_disturb_nothing() {
         (b"GET /other HTTP/1.1\r\n\r\n", "HTTP/1.1 404 Not Found"),
         (b"GET / HTTP/1.1\r\n\r\n", "HTTP/1.1 200 OK"),
         (b"GET /metrics?debug=1 HTTP/1.0\r\n\r\n", "HTTP/1.1 200 OK"),
+        (b"GET http://localhost:9477/metrics HTTP/1.1\r\n\r\n", "HTTP/1.1 200 OK"),
+        (b"GET http://localhost/other HTTP/1.1\r\n\r\n", "HTTP/1.1 404 Not Found"),
         (b"GET /metr", ""),
         (b"", ""),
     ];
@@ -275,6 +281,15 @@ fn slow_clients_hold_nobody_up_and_are_left_in_the_end() {
     for mut stream in slow {
         assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
     }
+}
+
+#[test]
+fn one_thread_serves_where_there_may_be_no_more() {
+    // The stack of another would be larger than any address space.
+    let exporter = Exporter::of(thallus(&[]).env("RUST_MIN_STACK", (1_u64 << 60).to_string()));
+    exporter.scrape();
+    let threads = std::fs::read_dir(format!("/proc/{}/task", exporter.child.id())).unwrap();
+    assert_eq!(threads.count(), 1);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! As much of an HTTP/1.1 server as a scrape needs (RFC 9112): one request for each connection, without a body.
 //!
-//! A client gets so much time to ask and to take the answer, and so much room; what it sends is looked at by `httparse` alone. So the
-//! worst that clients can do is to hold all threads for that time.
+//! A client gets so much time to ask and to take the answer, and so much room; what it sends is looked at by `httparse` alone. The
+//! worst that clients can do is to hold all threads, as long as new ones come: who asks in earnest then waits for those before.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -20,19 +20,24 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Answers `GET /metrics` with what `metrics` gives, for ever.
 pub(super) fn serve(listener: &TcpListener, metrics: &(dyn Fn() -> anyhow::Result<String> + Sync)) {
-    thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                loop {
-                    match listener.accept() {
-                        // What becomes of one client is no concern of the others.
-                        Ok((stream, _)) => drop(Client::new(stream).serve(metrics)),
-                        Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-                        Err(_) => thread::sleep(PAUSE),
-                    }
-                }
-            });
+    let serve = || {
+        loop {
+            match listener.accept() {
+                // What becomes of one client is no concern of the others.
+                Ok((stream, _)) => drop(Client::new(stream).serve(metrics)),
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(_) => thread::sleep(PAUSE),
+            }
         }
+    };
+    thread::scope(|scope| {
+        for _ in 1..THREADS {
+            // Where there may be no more threads, fewer do.
+            if thread::Builder::new().spawn_scoped(scope, serve).is_err() {
+                break;
+            }
+        }
+        serve();
     });
 }
 
@@ -86,7 +91,7 @@ impl Client {
         Ok(())
     }
 
-    /// Method and path, or what to say to something else.
+    /// Method and target, or what to say to something else.
     fn request(&mut self) -> io::Result<Result<(String, String), Response>> {
         let mut bytes = vec![0; LARGEST_REQUEST];
         let mut length = 0;
@@ -142,12 +147,12 @@ impl Client {
     }
 }
 
-fn answer((method, path): &(String, String), metrics: &dyn Fn() -> anyhow::Result<String>) -> Response {
+fn answer((method, target): &(String, String), metrics: &dyn Fn() -> anyhow::Result<String>) -> Response {
     let head = method == "HEAD";
     if method != "GET" && !head {
         return Response::text("405 Method Not Allowed", "GET or HEAD");
     }
-    let response = match path.split('?').next().unwrap_or_default() {
+    let response = match path_of(target) {
         "/metrics" => match metrics() {
             Ok(body) => {
                 let content_type = "text/plain; version=0.0.4; charset=utf-8";
@@ -159,4 +164,13 @@ fn answer((method, path): &(String, String), metrics: &dyn Fn() -> anyhow::Resul
         _ => Response::text("404 Not Found", "the metrics are at /metrics"),
     };
     Response { head, ..response }
+}
+
+/// The path of a request's target, which may be a whole URI (RFC 9112, section 3.2.2).
+fn path_of(target: &str) -> &str {
+    let path = match target.strip_prefix("http://") {
+        Some(rest) => rest.find('/').map_or("/", |at| &rest[at..]),
+        None => target,
+    };
+    path.split('?').next().unwrap_or_default()
 }
