@@ -132,6 +132,10 @@ pub(super) fn compare(old: &Report, new: &Report) -> Comparison {
             remarks.push(format!("{} is not in the new report", before.name));
             continue;
         };
+        if now.unit != before.unit {
+            remarks.push(format!("{} was in {}, and is in {} now", before.name, before.unit, now.unit));
+            continue;
+        }
         for (transport, series) in &before.transports {
             let Some(later) = now.transports.get(transport) else {
                 remarks.push(format!("{} over {transport} is not in the new report", before.name));
@@ -205,7 +209,9 @@ impl Pair {
     fn of(measure: &Measure, workloads: [&Workload; 2], transport: &str) -> Option<Self> {
         let spreads = |transport: &str| {
             let of = |workload: &Workload| {
-                Spread::of(workload.transports.get(transport)?.samples.iter().filter_map(measure.of))
+                let samples = &workload.transports.get(transport)?.samples;
+                let values = || samples.iter().filter_map(measure.of);
+                Spread::of(values()).filter(|_| values().count() >= FEWEST_ROUNDS)
             };
             Some([of(workloads[0])?, of(workloads[1])?])
         };
@@ -311,6 +317,25 @@ mod tests {
     }
 
     #[test]
+    fn what_too_few_rounds_have_is_not_judged() {
+        let with_cpu = |cpu: [Option<f64>; 3]| {
+            let mut report = report(RATE, &[("thallus", [1.0; 3]), ("tcp", [1.0; 3])]);
+            for (sample, cpu) in report["results"][0]["transports"]["thallus"]["samples"]
+                .as_array_mut()
+                .unwrap()
+                .iter_mut()
+                .zip(cpu)
+            {
+                sample["cpu_seconds_per_million"] = cpu.into();
+            }
+            report
+        };
+        let old = with_cpu([Some(1.0); 3]);
+        assert!(compared(&old, &with_cpu([Some(2.0); 3])).is_worse);
+        assert!(!compared(&old, &with_cpu([None, None, Some(2.0)])).is_worse);
+    }
+
+    #[test]
     fn what_is_missing_failed_or_stays_on_tcp_counts_as_worse() {
         let full = report(RATE, &[("thallus", [1.0; 3]), ("tcp", [1.0; 3])]);
         let worse = |change: &dyn Fn(&mut Value), remark: &str| {
@@ -322,6 +347,7 @@ mod tests {
         assert!(!compared(&full, &full).is_worse);
         worse(&|new| new["results"] = json!([]), "w is not in the new report");
         worse(&|new| new["failures"] = json!(["hung"]), "failed: hung");
+        worse(&|new| new["results"][0]["unit"] = "GB/s".into(), "w was in round trips/s, and is in GB/s now");
         worse(
             &|new| new["results"][0]["transports"]["thallus"]["ratio_to_tcp"] = Value::Null,
             "w over thallus: connections stay on TCP now",
