@@ -232,3 +232,18 @@ fn a_result_that_is_kept_did_not_run_again() {
     assert_ne!(ask(large, "scatter"), ask(large, "scatter"));
     assert_eq!(ask(small, "scatter"), first);
 }
+
+#[test]
+fn a_result_of_large_chunks_is_kept_too() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--keep", "64"]);
+    // 40 MB in one chunk.
+    let wide = "SELECT random() AS x, repeat('x', 20000) AS y FROM range(2000)";
+    let ask = || {
+        let outcome = server.run(&["--sql", wide, "--summary", "--checksum"]);
+        outcome.assert_ok();
+        let summary: serde_json::Value = serde_json::from_str(&outcome.output).unwrap();
+        summary["checksum"].clone()
+    };
+    assert_eq!(ask(), ask());
+}
