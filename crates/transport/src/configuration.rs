@@ -74,28 +74,21 @@ impl Configuration {
         let content = content.strip_prefix(b"\xef\xbb\xbf").unwrap_or(content);
         for (index, bytes) in content.split(|&byte| byte == b'\n').enumerate() {
             let line = index + 1;
-            let outcome = match str::from_utf8(bytes) {
-                Err(_) => Err("not UTF-8"),
-                Ok(text) => {
-                    let text = without_comment(text).trim();
-                    if text.is_empty() {
-                        continue;
-                    }
-                    if text.starts_with('[') {
-                        let section = programs(text);
-                        known = section.is_ok();
-                        section.map(|programs| {
-                            read.sections.push(Section { programs, entries: Vec::new() });
-                        })
-                    } else if known {
-                        entry(line, text).and_then(|entry| read.add(entry))
-                    } else {
-                        Err("in a section that makes no sense")
-                    }
-                }
+            let given = String::from_utf8_lossy(bytes);
+            let is_head = given.trim_start_matches(is_no_text).starts_with('[');
+            let outcome = match text(bytes) {
+                Ok("") => continue,
+                Ok(head) if is_head => programs(head).map(|programs| {
+                    read.sections.push(Section { programs, entries: Vec::new() });
+                }),
+                Ok(text) if known => entry(line, text).and_then(|entry| read.add(entry)),
+                Ok(_) => Err("in a section that makes no sense"),
+                Err(wrong) => Err(wrong),
             };
+            if is_head {
+                known = outcome.is_ok();
+            }
             if let Err(text) = outcome {
-                let given = String::from_utf8_lossy(bytes);
                 let given = given.trim().chars().filter(|c| !c.is_control()).take(SHOWN).collect();
                 read.wrong.push(Wrong { line, given, text });
             }
@@ -145,6 +138,18 @@ impl Section {
         };
         self.programs.is_empty() || self.programs.iter().any(matches)
     }
+}
+
+/// What a line says.
+fn text(line: &[u8]) -> Result<&str, &'static str> {
+    let line = str::from_utf8(line).map_err(|_| "not UTF-8")?;
+    let text = without_comment(line).trim();
+    if text.contains(|c: char| c.is_control() && c != '\t') { Err("a control character") } else { Ok(text) }
+}
+
+/// What may stand in front of a section's head, rightly or not.
+fn is_no_text(c: char) -> bool {
+    c.is_whitespace() || c.is_control() || c == char::REPLACEMENT_CHARACTER
 }
 
 /// Up to a `#` at the beginning or after white space.
@@ -220,9 +225,27 @@ mode = off
     }
 
     #[test]
+    fn what_follows_a_head_that_cannot_be_read_is_for_nobody() {
+        let heads: [&[u8]; 5] = [
+            b"[program caf\xe9]",
+            b"\xff[program a]",
+            b"\xc2\xa0[program",
+            b"\x01[program a]",
+            b"[program a\0]",
+        ];
+        for head in heads {
+            let file = [b"ring = 8K\n", head, b"\nmode = off\nports = 1\n[program a]\nring = 9K"].concat();
+            let read = Configuration::parse(&file);
+            assert_eq!(values(&read, "b"), [("ring", "8K".to_owned())], "{head:?}");
+            assert_eq!(values(&read, "a"), [("ring", "9K".to_owned())], "{head:?}");
+            assert_eq!(read.wrong.iter().map(|wrong| wrong.line).collect::<Vec<_>>(), [2, 3, 4], "{head:?}");
+        }
+    }
+
+    #[test]
     fn a_wrong_line_is_named_and_left_out() {
         let file = b"prots = 1\nports\nspin-us = 1\nspin-us = 2\n\xff = 3\n[port 80]\nring = 8K\n[program\n[program]\n\
-            [program a]\nring = 8K\nSTATS = x";
+            [program a]\nring = 8K\nSTATS = x\nlog =\twarn:/a\0b";
         let read = Configuration::parse(file);
         let wrong: Vec<_> = read.wrong.iter().map(|wrong| (wrong.line, wrong.text)).collect();
         let expected = [
@@ -235,6 +258,7 @@ mode = off
             (8, "no closing bracket"),
             (9, "the program is missing"),
             (12, "the library knows no such key"),
+            (13, "a control character"),
         ];
         assert_eq!(wrong, expected);
         assert_eq!(values(&read, "a"), [("spin-us", "1".to_owned()), ("ring", "8K".to_owned())]);

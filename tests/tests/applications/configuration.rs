@@ -128,7 +128,7 @@ fn what_is_wrong_in_a_file_is_logged_and_the_rest_counts() -> Result<()> {
     let said: Vec<_> = said.into_iter().map(|(_, what)| what).collect();
     let expected = [
         "2: prots = 5432: the library knows no such key; ignoring the line",
-        "5: : not: key = value; ignoring the line",
+        "5: : a control character; ignoring the line",
         "4: spin-us = soon: not a number of microseconds; taking the default",
     ];
     assert_eq!(said, expected);
