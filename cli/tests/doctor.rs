@@ -5,9 +5,11 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -165,6 +167,22 @@ fn values_that_cannot_be_used_are_named_as_the_library_names_them() {
     let shown = problems(&report, "settings");
     assert_eq!(shown.iter().map(String::as_str).collect::<BTreeSet<_>>(), logged);
     assert_eq!(logged.len(), wrong.len());
+}
+
+#[test]
+fn nobody_is_greeted_unsigned_if_the_path_to_a_key_is_no_text() {
+    let installation = installation();
+    let path = OsStr::from_bytes(b"/etc/k\xe9y");
+    for name in ["THALLUS_KEY_FILE", "THALLUS_CONFIG"] {
+        let (_, report) = report(doctor(&installation).env("THALLUS_PEERS", "10.0.0.1").env(name, path));
+        assert_eq!(setting(&report, "THALLUS_PEERS")["used"], "none", "{report:#}");
+        assert_eq!(setting(&report, name)["source"], "wrong");
+        let said = problems(&report, "settings");
+        assert!(
+            said.iter().any(|text| text.starts_with(&format!("{name}=/etc/k\u{fffd}y: not UTF-8; "))),
+            "{said:?}"
+        );
+    }
 }
 
 #[test]

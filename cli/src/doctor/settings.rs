@@ -1,6 +1,7 @@
 //! The settings in force: what each variable or line of the configuration says, and what the library makes of it.
 
 use std::env;
+use std::io;
 use std::path::Path;
 
 use rustix::fs::Access;
@@ -82,13 +83,19 @@ pub(super) struct File {
 
 /// The configuration at `path`, or where the environment says.
 pub(super) fn configuration(path: Option<&str>) -> File {
-    let path = path.map(str::to_owned).or_else(|| env::var(CONFIG).ok()).unwrap_or_default();
+    let is_chosen = path.is_some();
+    let named = || env::var_os(CONFIG).map(|path| path.to_string_lossy().into_owned());
+    let path = path.map(str::to_owned).or_else(named).unwrap_or_default();
     let none =
         || File { path: path.clone(), read: Configuration::default(), complaints: Vec::new(), usable: true };
     if path.is_empty() {
         return none();
     }
-    match environment::read_configuration(&path) {
+    let read = match environment::not_text(CONFIG).filter(|_| !is_chosen) {
+        Some(_) => Err(io::Error::other("not UTF-8")),
+        None => environment::read_configuration(&path),
+    };
+    match read {
         Ok(read) => {
             let complaints = environment::check(&path, &read).0.iter().map(ToString::to_string).collect();
             File { read, complaints, ..none() }
@@ -137,7 +144,9 @@ impl Wanted<'_> {
         let mut list: Vec<_> = NAMES.into_iter().map(|name| self.setting(name, chosen, log)).collect();
         for setting in &mut list {
             let Setting { name, given: Some(given), source, .. } = setting else { continue };
-            if *source == Source::Wrong && env::var_os(*name).is_some_and(|value| value.to_str().is_none()) {
+            // What has been said of those that name a file is worse.
+            let said = matches!(*name, CONFIG | "THALLUS_KEY_FILE");
+            if *source == Source::Wrong && !said && environment::not_text(name).is_some() {
                 complain(format!("{name} is not UTF-8, and so as good as none"), "correct it, or unset it");
             }
             if *name == "THALLUS_STATS"
@@ -174,7 +183,7 @@ impl Wanted<'_> {
             (_, None) => variable.map(|value| value.to_string_lossy().into_owned()),
         };
         let wrong = match name {
-            CONFIG => unreadable || !self.configuration.usable,
+            CONFIG => !self.configuration.usable,
             _ => unreadable || self.complaints.0.iter().any(|complaint| complaint.name == name),
         };
         let source = match &given {

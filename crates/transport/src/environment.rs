@@ -1,7 +1,7 @@
 //! The settings as the environment asks for them, and a file that it names. A wrong value is complained about, and the
 //! default is used.
 
-use std::env::var;
+use std::env::{var, var_os};
 use std::{fmt, io};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, open, readlink};
@@ -88,7 +88,11 @@ pub struct Given {
 impl Given {
     /// In this process.
     pub fn here(complaints: &mut Complaints) -> Self {
-        let Some(path) = value(CONFIG) else { return Self::default() };
+        let Some(path) = value(CONFIG) else {
+            let Some(path) = not_text(CONFIG) else { return Self::default() };
+            complaints.add(CONFIG, &path, "not UTF-8; going on without it");
+            return Self::without(path);
+        };
         match read_configuration(&path) {
             Err(error) => {
                 complaints.add(CONFIG, &path, format!("{error}; going on without it"));
@@ -216,6 +220,12 @@ fn value(name: &str) -> Option<String> {
     var(name).ok().filter(|text| !text.is_empty())
 }
 
+/// A variable's value if it is no text, as it can be shown.
+pub fn not_text(name: &str) -> Option<String> {
+    let value = var_os(name)?;
+    if value.to_str().is_none() { Some(value.to_string_lossy().into_owned()) } else { None }
+}
+
 /// Whether a variable switches the library off.
 pub fn is_off() -> bool {
     value("THALLUS").is_some_and(|text| says_off(&text))
@@ -332,7 +342,13 @@ fn peers(given: &Given, complaints: &mut Complaints) -> Vec<Rule> {
 /// The shared key. One that is asked for and can't be read leaves nobody to greet: unsigned greetings would be worse.
 fn key(peers: &mut Vec<Rule>, given: &Given, complaints: &mut Complaints) -> Option<Vec<u8>> {
     let name = "THALLUS_KEY_FILE";
-    let path = given.value(name)?;
+    let Some(path) = given.value(name) else {
+        if let Some(path) = not_text(name).filter(|_| !given.only_file) {
+            complaints.add(name, &path, "not UTF-8; staying on TCP with other hosts");
+            peers.clear();
+        }
+        return None;
+    };
     let wrong = match read_file(&path.text, LARGEST_FILE) {
         Ok(key) if !key.trim_ascii().is_empty() => return Some(key.trim_ascii().to_vec()),
         Ok(_) => "it is empty".to_owned(),
