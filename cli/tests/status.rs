@@ -231,6 +231,18 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
+fn a_process_may_have_more_arenas_than_this_one_descriptors() {
+    let chunks = [(); 20].map(|()| Chunk::create(Ok).unwrap());
+    for chunk in &chunks {
+        connect(chunk, Role::Client, own_pid(), "127.0.0.1:1009");
+    }
+    let mut shell = Command::new("sh");
+    let few = shell.args(["-c", "ulimit -n 16; exec \"$0\" status --json", env!("CARGO_BIN_EXE_thallus")]);
+    let report: Value = serde_json::from_str(&text(few)).unwrap();
+    assert_eq!(at(&report, "127.0.0.1:1009").len(), 20);
+}
+
+#[test]
 fn who_has_too_few_descriptors_to_look_says_so() {
     let _chunk = Chunk::create(Ok).unwrap();
     let mut shell = Command::new("sh");

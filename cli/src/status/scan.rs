@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{read, read_dir, read_link, read_to_string};
 use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -86,21 +87,16 @@ impl Scan {
 
     fn look_at(&mut self, pid: u32) -> io::Result<()> {
         let folder = PathBuf::from(format!("/proc/{pid}"));
-        match arenas(&folder, self.writes) {
+        match self.arenas(&folder) {
             Ok(arenas) if arenas.is_empty() => {}
             Ok(arenas) => {
                 let Some(command) = command(&folder)? else { return Ok(()) };
                 let inner_pid = innermost_pid(&folder).unwrap_or(pid);
-                let mut known = true;
-                for (inode, fd) in arenas {
-                    match self.family(inode, fd) {
-                        Some(family) => {
-                            family.members.insert(inner_pid, Process { pid, command: command.clone() });
-                        }
-                        None => known = false,
-                    }
+                self.other_versions += usize::from(arenas.contains(&None));
+                for index in arenas.into_iter().flatten() {
+                    let process = Process { pid, command: command.clone() };
+                    self.families[index].members.insert(inner_pid, process);
                 }
-                self.other_versions += usize::from(!known);
             }
             Err(error) if error.kind() == ErrorKind::PermissionDenied && has_memory(&folder) => {
                 if let Some(command) = command(&folder)? {
@@ -112,49 +108,46 @@ impl Scan {
         Ok(())
     }
 
-    fn family(&mut self, inode: Inode, fd: std::os::fd::OwnedFd) -> Option<&mut Family> {
-        let index = match self.families.iter().position(|family| family.inode == inode) {
-            Some(index) => index,
-            None => {
-                let view = View::open(fd, self.writes)?;
-                self.families.push(Family { inode, view, members: BTreeMap::new() });
-                self.families.len() - 1
+    /// The arenas that the process of `folder` has open, as places among the families; `None` for one of another version.
+    fn arenas(&mut self, folder: &Path) -> io::Result<Vec<Option<usize>>> {
+        let wanted = format!("/memfd:{MEMFD_NAME} (deleted)");
+        let mut arenas = Vec::new();
+        for entry in read_dir(folder.join("fd"))? {
+            let link = entry?.path();
+            match read_link(&link) {
+                Ok(target) if target.as_os_str() == wanted.as_str() && is_writable(&link) => {}
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
+                // Another file, or one that was closed meanwhile.
+                _ => continue,
             }
-        };
-        self.families.get_mut(index)
+            // Anyone can name a file so; were it a FIFO or a terminal, opening it must do nothing.
+            let access = if self.writes { OFlags::RDWR } else { OFlags::RDONLY };
+            let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+            match openat(CWD, &link, flags, Mode::empty()) {
+                Ok(fd) => arenas.push(self.family(fd)?),
+                Err(Errno::ACCESS) => return Err(ErrorKind::PermissionDenied.into()),
+                Err(errno) => has_ended(errno.into())?,
+            }
+        }
+        Ok(arenas)
+    }
+
+    /// The place of the arena behind a descriptor, which is closed here: a process may have more than this one may have open.
+    fn family(&mut self, fd: OwnedFd) -> io::Result<Option<usize>> {
+        let stat = fstat(&fd)?;
+        let inode = (stat.st_dev, stat.st_ino);
+        if let Some(index) = self.families.iter().position(|family| family.inode == inode) {
+            return Ok(Some(index));
+        }
+        let Some(view) = View::open(fd, self.writes) else { return Ok(None) };
+        self.families.push(Family { inode, view, members: BTreeMap::new() });
+        Ok(Some(self.families.len() - 1))
     }
 }
 
 /// Without it, its folder is still there, and as empty as if no process ran.
 fn is_mounted() -> io::Result<()> {
     read_link("/proc/self").map(drop)
-}
-
-/// Opens the arenas that the process of `folder` has open.
-fn arenas(folder: &Path, writes: bool) -> io::Result<Vec<(Inode, std::os::fd::OwnedFd)>> {
-    let wanted = format!("/memfd:{MEMFD_NAME} (deleted)");
-    let mut arenas = Vec::new();
-    for entry in read_dir(folder.join("fd"))? {
-        let link = entry?.path();
-        match read_link(&link) {
-            Ok(target) if target.as_os_str() == wanted.as_str() && is_writable(&link) => {}
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
-            // Another file, or one that was closed meanwhile.
-            _ => continue,
-        }
-        // Anyone can name a file so; were it a FIFO or a terminal, opening it must do nothing.
-        let access = if writes { OFlags::RDWR } else { OFlags::RDONLY };
-        let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        match openat(CWD, &link, flags, Mode::empty()) {
-            Ok(fd) => {
-                let stat = fstat(&fd)?;
-                arenas.push(((stat.st_dev, stat.st_ino), fd));
-            }
-            Err(Errno::ACCESS) => return Err(ErrorKind::PermissionDenied.into()),
-            Err(errno) => has_ended(errno.into())?,
-        }
-    }
-    Ok(arenas)
 }
 
 /// Whether a descriptor in `/proc/PID/fd` can be written to (proc_pid_fd(5)): who can't only looks, as this command does.
