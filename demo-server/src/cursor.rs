@@ -153,16 +153,7 @@ fn stream(
     encoding: Encoding,
     cursor: &mut Option<CursorId>,
 ) -> Result<(), Failure> {
-    let dataset = &session.server.dataset;
-    let store = session.server.store.as_ref().map(|store| (store, dataset.version()));
-    let held = store.as_ref().and_then(|(store, version)| store.find(sql, version));
-    let mut rows = match &held {
-        Some(held) => Rows::of(held),
-        None => Rows::select(connection, sql)?,
-    };
-    if let (None, Some((store, version))) = (&held, store) {
-        rows.keep(store, sql, version);
-    }
+    let mut rows = Rows::answer(&session.server, connection, sql)?;
     let mut tails = Tails::new(encoding, rows.schema()).map_err(|error| own(&error.to_string()))?;
 
     let id = CursorId(*Uuid::new_v4().as_bytes());
@@ -186,7 +177,7 @@ fn stream(
         }
     }
 
-    let mut frames = Frames::new(session, held.as_ref(), encoding);
+    let mut frames = Frames::new(session, rows.held(), encoding);
     while let Some(packed) = frames.next(query, &mut rows, &mut tails)? {
         // A plain stream has no credits: the connection itself says when it is full.
         let credit = session.wait(query, |state| match encoding {
@@ -227,18 +218,18 @@ struct Frames<'a> {
     /// Frames of an earlier answer, of which so many have been taken.
     again: Option<(Arc<[Arc<Packed>]>, usize)>,
     /// Those of this answer, for later ones.
-    kept: Option<(&'a Arc<Held>, Vec<Arc<Packed>>)>,
+    kept: Option<(Arc<Held>, Vec<Arc<Packed>>)>,
 }
 
 impl<'a> Frames<'a> {
-    fn new(session: &'a Session, held: Option<&'a Arc<Held>>, encoding: Encoding) -> Self {
+    fn new(session: &'a Session, held: Option<&Arc<Held>>, encoding: Encoding) -> Self {
         let lends = encoding == Encoding::Scatter && session.lends();
         let mut frames = Self { session, lends, again: None, kept: None };
         let store = session.server.store.as_ref().filter(|store| store.lends_again && lends);
         if let (Some(store), Some(held)) = (store, held) {
             match session.again.find(store, held) {
                 Some(earlier) => frames.again = Some((earlier, 0)),
-                None => frames.kept = Some((held, Vec::new())),
+                None => frames.kept = Some((held.clone(), Vec::new())),
             }
         }
         frames
@@ -261,7 +252,7 @@ impl<'a> Frames<'a> {
         }
         if count == 0 {
             if let (Some((held, frames)), Some(store)) = (self.kept.take(), &self.session.server.store) {
-                self.session.again.insert(store, held.clone(), frames);
+                self.session.again.insert(store, held, frames);
             }
             return Ok(None);
         }

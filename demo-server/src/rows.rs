@@ -1,7 +1,7 @@
 //! The batches of a query's result: as DuckDB computes them, or from memory.
 
 use std::collections::VecDeque;
-use std::slice;
+use std::sync::Arc;
 
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::SchemaRef;
@@ -9,9 +9,9 @@ use arrow_select::concat::concat_batches;
 use duckdb::{Connection, Statement};
 use thallus_columnar::scan::{Code, Failure};
 
-use crate::dataset::Version;
+use crate::server::Server;
 use crate::sql;
-use crate::store::{Held, Keeping, Store};
+use crate::store::{Held, Keeping};
 
 /// What is sent at a time holds DuckDB's chunks, of 2,048 rows each, up to this number …
 pub(crate) const CHUNKS: usize = 64;
@@ -29,12 +29,26 @@ pub(crate) struct Rows<'a> {
 enum Source<'a> {
     /// With the rest of a batch that was too large.
     Query(Box<Statement<'a>>, VecDeque<RecordBatch>),
-    Held(slice::Iter<'a, RecordBatch>),
+    /// Of which so many batches have been taken.
+    Held(Arc<Held>, usize),
 }
 
 impl<'a> Rows<'a> {
+    /// The result that is kept, or begins a query, whose result is kept if it ends well.
+    pub(crate) fn answer(server: &'a Server, connection: &'a Connection, sql: &str) -> Result<Self, Failure> {
+        let Some(store) = &server.store else { return Self::select(connection, sql) };
+        // Before the query reads the files.
+        let version = server.dataset.version();
+        if let Some(held) = store.find(sql, &version) {
+            return Ok(Self { schema: held.schema.clone(), source: Source::Held(held, 0), keeping: None });
+        }
+        let mut rows = Self::select(connection, sql)?;
+        rows.keeping = Some(Keeping::new(store, sql, version, rows.schema.clone()));
+        Ok(rows)
+    }
+
     /// Begins a query, if it may be asked.
-    pub(crate) fn select(connection: &'a Connection, sql: &str) -> Result<Self, Failure> {
+    fn select(connection: &'a Connection, sql: &str) -> Result<Self, Failure> {
         let refused = |message| Failure { code: Code::Query, message };
         let database = |error: duckdb::Error| refused(sql::message(&error));
         sql::check(connection, sql).map_err(refused)?;
@@ -45,13 +59,9 @@ impl<'a> Rows<'a> {
         Ok(Self { schema, source: Source::Query(Box::new(statement), VecDeque::new()), keeping: None })
     }
 
-    pub(crate) fn of(held: &'a Held) -> Self {
-        Self { schema: held.schema.clone(), source: Source::Held(held.batches.iter()), keeping: None }
-    }
-
-    /// Keeps the result, if it ends well. `version` is that of the files before the query began.
-    pub(crate) fn keep(&mut self, store: &'a Store, sql: &str, version: Version) {
-        self.keeping = Some(Keeping::new(store, sql, version, self.schema.clone()));
+    /// The kept result that these are of.
+    pub(crate) fn held(&self) -> Option<&Arc<Held>> {
+        if let Source::Held(held, _) = &self.source { Some(held) } else { None }
     }
 
     pub(crate) fn schema(&self) -> &SchemaRef {
@@ -72,7 +82,10 @@ impl<'a> Rows<'a> {
     fn produced(&mut self) -> Result<Option<RecordBatch>, Failure> {
         let (statement, parts) = match &mut self.source {
             Source::Query(statement, parts) => (statement, parts),
-            Source::Held(batches) => return Ok(batches.next().cloned()),
+            Source::Held(held, taken) => {
+                *taken += 1;
+                return Ok(held.batches.get(*taken - 1).cloned());
+            }
         };
         if let Some(part) = parts.pop_front() {
             return Ok(Some(part));

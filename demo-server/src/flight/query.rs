@@ -155,16 +155,7 @@ impl Work {
         opened: oneshot::Sender<SchemaRef>,
         sent: &mut u64,
     ) -> Result<(), Failure> {
-        let Server { dataset, store, .. } = &*self.running.server;
-        let store = store.as_ref().map(|store| (store, dataset.version()));
-        let held = store.as_ref().and_then(|(store, version)| store.find(sql, version));
-        let mut rows = match &held {
-            Some(held) => Rows::of(held),
-            None => Rows::select(connection, sql)?,
-        };
-        if let (None, Some((store, version))) = (&held, store) {
-            rows.keep(store, sql, version);
-        }
+        let mut rows = Rows::answer(&self.running.server, connection, sql)?;
         // Nobody listens if it fails, and the query is stopped.
         let _ = opened.send(rows.schema().clone());
         while !self.running.run.is_stopped()
