@@ -1,8 +1,8 @@
 //! Processes that are killed in the middle of calls, on a connection that others go on using.
 
-use super::peers::{echo, request_echoes, send_all};
+use super::peers::{echo, hand_to_child, request_echoes, send_all};
 use super::{Behaviour, Tally};
-use crate::calls::{self, Child, End, Errno, Fd, Leave, Stops, fork, fork_traced, quietly};
+use crate::calls::{self, End, Errno, Fd, Leave, Stops, fork, fork_traced, quietly};
 use crate::say;
 use crate::side::{
     ARRIVAL, Pattern, Side, await_unread, receive_exactly, receive_pattern, receive_pattern_to_end,
@@ -373,7 +373,7 @@ fn requests_one_answer_or_two(side: &Side, fd: Fd) {
 fn child_killed_while_busy(side: &Side) {
     let listener = side.listen();
     let fd = side.accept(listener);
-    let child = hand_to_child(fd, || {
+    let child = hand_to_child(fd, Leave::Exit, || {
         side.answer_warm_up_with(fd, 16);
         let mut pattern = Pattern::new(32);
         send_pattern(fd, &mut pattern, 3 << 20, 10_000);
@@ -382,22 +382,6 @@ fn child_killed_while_busy(side: &Side) {
     });
     assert_eq!(child.wait(), End::Signal(libc::SIGKILL));
     side.sync("done");
-}
-
-/// Forks a child that alone has the connection when it begins: one that two processes have stays on TCP.
-fn hand_to_child(fd: Fd, body: impl FnOnce()) -> Child {
-    let (reading, writing) = quietly(calls::pipe).expect("pipe");
-    let child = fork(Leave::Exit, || {
-        quietly(|| calls::close(writing)).expect("close");
-        assert_eq!(quietly(|| calls::read(reading, 1)), Ok(vec![]));
-        body();
-    });
-    quietly(|| {
-        calls::close(fd).expect("close");
-        calls::close(writing).expect("close");
-        calls::close(reading).expect("close");
-    });
-    child
 }
 
 fn reads_until_it_ends(side: &Side) {
@@ -412,7 +396,7 @@ fn reads_until_it_ends(side: &Side) {
 fn killed_without_reading(side: &Side) {
     let listener = side.listen();
     let fd = side.accept(listener);
-    let child = hand_to_child(fd, || {
+    let child = hand_to_child(fd, Leave::Exit, || {
         side.answer_warm_up_with(fd, 16);
         calls::kill_self();
     });

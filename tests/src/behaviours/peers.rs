@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 
 use thallus_transport::arena::{MEMFD_NAME, View};
 
-use crate::calls::{self, Fd, quietly};
+use crate::calls::{self, Child, Fd, Leave, fork, quietly};
 use crate::side::{Side, receive_exactly};
 
 /// Sends "data" whenever [`demand`] asks for it, until [`stop`].
@@ -96,6 +96,22 @@ pub(super) fn request_echoes(fd: Fd, rounds: usize, largest: usize) {
         send_all(fd, &request);
         assert_eq!(receive_exactly(fd, request.len()), request, "echo {round}");
     }
+}
+
+/// Forks a child that alone has the connection when it begins: one that two processes have stays on TCP.
+pub(super) fn hand_to_child(fd: Fd, leave: Leave, body: impl FnOnce()) -> Child {
+    let (reading, writing) = quietly(calls::pipe).expect("pipe");
+    let child = fork(leave, || {
+        quietly(|| calls::close(writing)).expect("close");
+        assert_eq!(quietly(|| calls::read(reading, 1)), Ok(vec![]));
+        body();
+    });
+    quietly(|| {
+        calls::close(fd).expect("close");
+        calls::close(writing).expect("close");
+        calls::close(reading).expect("close");
+    });
+    child
 }
 
 /// This process's arenas, at which `thallus pin` looks. Without the library there are none.

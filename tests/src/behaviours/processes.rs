@@ -2,7 +2,7 @@
 
 use thallus_transport::arena::{State, View};
 
-use super::peers::{echo, own_arenas, request_echoes, send_all};
+use super::peers::{echo, hand_to_child, own_arenas, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Child, End, Errno, Fd, Leave, Program, fork, quietly};
 use crate::say;
@@ -75,11 +75,10 @@ fn child_serves_and_leaves(side: &Side) {
 fn serve_in_child(side: &Side, leave: Leave) {
     let listener = side.listen();
     let fd = side.accept(listener);
-    let child = fork(leave, || {
+    let child = hand_to_child(fd, leave, || {
         calls::close(listener).expect("close");
         say!("echoed {}", echo(fd));
     });
-    quietly(|| calls::close(fd)).expect("close");
     child.wait_for_success();
     side.sync("done");
 }
@@ -197,11 +196,9 @@ fn child_for_each(side: &Side) {
     let children: Vec<Child> = (0..5)
         .map(|_| {
             let fd = quietly(|| side.accept(listener));
-            let child = fork(Leave::Exit, || {
+            hand_to_child(fd, Leave::Exit, || {
                 echo(fd);
-            });
-            quietly(|| calls::close(fd)).expect("close");
-            child
+            })
         })
         .collect();
     for child in children {
