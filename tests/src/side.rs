@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno as RawErrno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -50,6 +51,13 @@ impl Side {
         let message = self.next();
         let value = message.strip_prefix("value ").and_then(|value| value.parse().ok());
         value.unwrap_or_else(|| panic!("the two sides are out of step: {message}"))
+    }
+
+    /// Whether the other side has got to the next place where the two meet.
+    pub fn is_awaited(&self) -> bool {
+        let stdin = rustix::stdio::stdin();
+        let mut control = [PollFd::new(&stdin, PollFlags::IN)];
+        rustix::event::poll(&mut control, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     fn post(&self, message: &str) {
@@ -191,12 +199,18 @@ pub fn await_readable(fd: Fd) {
     assert_ne!(ready[0], 0, "nothing came");
 }
 
+/// Lets others run for a moment, in a loop that waits for what they do. A yield would give each of them a whole slice of
+/// time: with ten busy processes beside, it took 4 ms (Linux 6.18), and this 0.2.
+pub fn pause() {
+    std::thread::sleep(Duration::from_micros(1));
+}
+
 /// Waits until `len` bytes can be read at once.
 pub fn await_unread(fd: Fd, len: usize) {
     let start = Instant::now();
     while quietly(|| calls::unread(fd)).expect("FIONREAD") < len {
         assert!(start.elapsed() < Duration::from_millis(ARRIVAL as u64), "less than {len} bytes came");
-        std::thread::yield_now();
+        pause();
     }
 }
 
@@ -216,7 +230,7 @@ pub fn await_asleep(thread: libc::pid_t) {
         if state == Some('S') {
             return;
         }
-        std::thread::yield_now();
+        pause();
     }
 }
 
@@ -243,7 +257,7 @@ pub fn while_blocked<T>(call: impl FnOnce() -> T, then: impl FnOnce() + Send) ->
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !calling.load(Ordering::SeqCst) {
-                std::thread::yield_now();
+                pause();
             }
             await_asleep(thread);
             then();

@@ -7,7 +7,7 @@ use super::Behaviour;
 use super::peers::{echo, request_echoes};
 use crate::calls::{self, Fd, quietly};
 use crate::say;
-use crate::side::{Side, await_asleep};
+use crate::side::{Side, await_asleep, pause};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("in_read", in_read, echoes),
@@ -98,7 +98,7 @@ fn cancel_when(fd: Fd, start: Start, ready: impl Fn(&Work)) {
     };
     assert_eq!(created, 0);
     while work.thread.load(Ordering::SeqCst) == 0 {
-        std::thread::yield_now();
+        pause();
     }
     ready(&work);
     // SAFETY: the thread has not been joined.
@@ -228,7 +228,7 @@ thread!(receives_for_ever, |work| {
 fn never_sleeps(side: &Side, fd: Fd) {
     cancel_when(fd, receives_for_ever, |work| {
         while work.calls.load(Ordering::SeqCst) < 10_000 {
-            std::thread::yield_now();
+            pause();
         }
     });
     calls::close(fd).expect("close");
@@ -261,7 +261,7 @@ fn while_disabled(_side: &Side, fd: Fd) {
         unsafe { c::pthread_create(&raw mut thread, std::ptr::null(), receives_undisturbed, argument) };
     assert_eq!(created, 0);
     while work.thread.load(Ordering::SeqCst) == 0 {
-        std::thread::yield_now();
+        pause();
     }
     await_asleep(work.thread.load(Ordering::SeqCst));
     // SAFETY: the thread has not been joined.

@@ -10,7 +10,7 @@ use super::peers::{demand, request_echoes, send_all, sends_on_demand, stop, wait
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, SignalSet, quietly, signal_thread, thread_id};
 use crate::say;
-use crate::side::{Pattern, Side, await_readable, receive_exactly, while_blocked};
+use crate::side::{Pattern, Side, await_readable, pause, receive_exactly, while_blocked};
 
 const MANY: usize = 50;
 /// More than an event loop looks at for nothing.
@@ -597,7 +597,7 @@ fn one_of_two_waiters(side: &Side, fd: Fd) {
         while_blocked(wait, || {
             demand(side);
             while events.load(Ordering::SeqCst) == 0 {
-                std::thread::yield_now();
+                pause();
             }
             // Level-triggered, so that both threads see it and leave.
             quietly(|| calls::epoll_add(epfd, reading, EPOLLIN, 2)).expect("EPOLL_CTL_ADD");

@@ -10,7 +10,7 @@ use super::peers::{
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Selected, SignalSet, quietly, signal_thread, thread_id};
 use crate::say;
-use crate::side::{Side, assert_waited, await_readable, await_unread, receive_exactly, while_blocked};
+use crate::side::{Side, assert_waited, await_readable, await_unread, pause, receive_exactly, while_blocked};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("nothing_yet", nothing_yet, waits),
@@ -404,8 +404,12 @@ fn many_short_polls(_side: &Side, fd: Fd) {
     for round in 0..SHORT_POLLS {
         let request = (round as u32).to_be_bytes();
         assert_eq!(quietly(|| calls::send(fd, &request, 0)), Ok(4));
+        let mut polls = 0;
         while quietly(|| calls::poll(&[(fd, POLLIN)], 0)) == Ok(vec![0]) {
-            std::thread::yield_now();
+            polls += 1;
+            if polls % 20 == 0 {
+                pause();
+            }
         }
         assert_eq!(quietly(|| calls::recv(fd, 100, 0)), Ok(request.to_vec()));
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Behaviour;
 use crate::calls::{self, Errno, Fd, SignalSet, caught, quietly, signal_thread, thread_id};
 use crate::say;
-use crate::side::{Side, await_asleep, await_readable, receive_exactly, while_blocked};
+use crate::side::{Side, await_asleep, await_readable, pause, receive_exactly, while_blocked};
 
 const SIGNAL: libc::c_int = libc::SIGUSR1;
 
@@ -47,7 +47,7 @@ fn interrupted_then<T>(call: impl FnOnce() -> T, then: impl FnOnce() + Send) -> 
     while_blocked(call, || {
         signal_thread(thread, SIGNAL);
         while caught(SIGNAL) == before {
-            std::thread::yield_now();
+            pause();
         }
         then();
     })
@@ -264,15 +264,15 @@ fn ready_comes_first(side: &Side, fd: Fd) {
     side.sync("done");
 }
 
-/// Runs `body` while another thread sends signals to this one, without a pause.
+/// Runs `body` while another thread sends volleys of signals to this one.
 fn under_fire<T>(body: impl FnOnce() -> T) -> T {
     let thread = thread_id();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::SeqCst) {
-                signal_thread(thread, SIGNAL);
-                std::thread::yield_now();
+                (0..16).for_each(|_| signal_thread(thread, SIGNAL));
+                pause();
             }
         });
         let result = body();

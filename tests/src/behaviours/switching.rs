@@ -4,6 +4,8 @@
 //! pauses of random length, when the upgrade comes. Each stream must arrive without a byte lost, doubled
 //! or out of place.
 
+use std::time::Duration;
+
 use super::peers::{fill, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, quietly};
@@ -202,10 +204,11 @@ impl Dice {
         1 + self.roll(1 << bits)
     }
 
-    /// Lets the other side run for a moment, sometimes.
+    /// Lets the other side run for a moment, sometimes. Not by yields: see [`crate::side::pause`].
     fn pause(&mut self) {
-        for _ in 0..[0, 0, 0, 1, 5, 50][self.roll(6)] {
-            std::thread::yield_now();
+        let micros = [0, 0, 0, 1, 5, 50][self.roll(6)];
+        if micros > 0 {
+            std::thread::sleep(Duration::from_micros(micros));
         }
     }
 }

@@ -7,8 +7,8 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{
-    Pattern, Side, listening_port, receive_exactly, receive_pattern, receive_pattern_to_end, send_pattern,
-    while_blocked,
+    Pattern, Side, listening_port, pause, receive_exactly, receive_pattern, receive_pattern_to_end,
+    send_pattern, while_blocked,
 };
 
 pub(super) const ALL: &[Behaviour] = &[
@@ -249,10 +249,10 @@ fn closes_under_reads(side: &Side) {
                     receive_exactly(client, 1);
                 }
                 open.store(client, Ordering::SeqCst);
-                std::thread::yield_now();
+                pause();
                 calls::close(client).expect("close");
                 while open.load(Ordering::SeqCst) >= 0 {
-                    std::thread::yield_now();
+                    pause();
                 }
                 calls::close(server).expect("close");
             }
