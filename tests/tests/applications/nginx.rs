@@ -29,8 +29,9 @@ struct Nginx<'a> {
 }
 
 impl<'a> Nginx<'a> {
-    /// Serves the scene's folder "files": each way to send a file has a place of its own.
-    fn start(scene: &'a Scene, shimmed: bool) -> Result<Self> {
+    /// Serves the scene's folder "files": each way to send a file has a place of its own. Connections that ask for nothing
+    /// for `idle` are closed.
+    fn start(scene: &'a Scene, shimmed: bool, idle: &str) -> Result<Self> {
         let (port, tls, files) = (free_port()?, free_port()?, scene.shared_folder("files")?);
         let mut certificate = scene.plain(program("openssl", "openssl")?);
         certificate.args([
@@ -71,7 +72,7 @@ impl<'a> Nginx<'a> {
                  env LD_PRELOAD; env THALLUS_STATS; env THALLUS_UPGRADE_AFTER; env THALLUS_LOG;
                  events {{ worker_connections 512; multi_accept on; }}
                  http {{
-                     access_log off; sendfile on; tcp_nopush on; keepalive_requests 200; keepalive_timeout 1s;
+                     access_log off; sendfile on; tcp_nopush on; keepalive_requests 200; keepalive_timeout {idle};
                      client_max_body_size 200m; {temporaries}
                      upstream self {{ server 127.0.0.1:{port}; keepalive 4; }}
                      server {{ listen 127.0.0.1:{port}; root {files}; {locations} }}
@@ -191,7 +192,7 @@ fn nginx_reloads_and_is_replaced_under_load() -> Result<()> {
     let _turn = turn();
     for (server, client) in [(true, true), (true, false), (false, true)] {
         let scene = Scene::new()?;
-        let nginx = Nginx::start(&scene, server)?;
+        let nginx = Nginx::start(&scene, server, "1s")?;
 
         let mut load = Load::start(&scene, client, "client", nginx.port, 8, PLACES)?;
         load.go_on(200)?;
@@ -261,7 +262,8 @@ fn haproxy_passes_on_what_nginx_serves() -> Result<()> {
     let _turn = turn();
     for all in [true, false] {
         let scene = Scene::new()?;
-        let nginx = Nginx::start(&scene, all)?;
+        // Longer than HAProxy keeps them: to a request on one that is being closed it answers 502, over TCP as well.
+        let nginx = Nginx::start(&scene, all, "75s")?;
         let proxy = Haproxy::start(&scene, true, nginx.port)?;
         let mut by_http = Load::start(&scene, all, "client", proxy.http, 4, ",proxy,put")?;
         let mut by_bytes = Load::start(&scene, all, "client", proxy.raw, 4, ",threads,put")?;
@@ -286,7 +288,7 @@ fn haproxy_passes_on_what_nginx_serves() -> Result<()> {
 /// Downloads all files at once, and puts one, by curl.
 fn by_tls(server: bool, client: bool) -> Result<[Stats; 2]> {
     let scene = Scene::new()?;
-    let nginx = Nginx::start(&scene, server)?;
+    let nginx = Nginx::start(&scene, server, "1s")?;
     let curl = |arguments: &[&str]| -> Result<String> {
         let mut command = scene.command(client, "client", program("curl", "curl")?)?;
         command.args(["-sSk", "--fail", "--http2"]).args(arguments);
