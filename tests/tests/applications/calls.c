@@ -59,6 +59,31 @@ static void exchanges(int rounds)
 	}
 }
 
+/* A thread that is about to read, and does nothing before it that sleeps. */
+static _Atomic pid_t reader;
+
+static void reads_now(void)
+{
+	reader = syscall(SYS_gettid);
+}
+
+static void await_asleep(void)
+{
+	char path[64], state = 'R';
+
+	while (state != 'S') {
+		FILE *stat;
+
+		usleep(1000);
+		snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)reader);
+		stat = reader == 0 ? NULL : fopen(path, "r");
+		if (stat != NULL) {
+			check(fscanf(stat, "%*d (%*[^)]) %c", &state) == 1, "stat");
+			fclose(stat);
+		}
+	}
+}
+
 static sigjmp_buf back;
 
 static void jumps(int number)
@@ -78,8 +103,10 @@ static void *leaves_a_read(void *unused)
 	char byte;
 
 	(void)unused;
-	if (sigsetjmp(back, 1) == 0)
+	if (sigsetjmp(back, 1) == 0) {
+		reads_now();
 		read(server, &byte, 1);
+	}
 	pthread_exit((void *)7);
 }
 
@@ -88,6 +115,7 @@ static void *reads(void *unused)
 	char byte;
 
 	(void)unused;
+	reads_now();
 	return (void *)(long)read(server, &byte, 1);
 }
 
@@ -101,8 +129,9 @@ static void interrupted(void *(*body)(void *), void (*handler)(int))
 		signal(SIGUSR1, handler);
 		connects();
 		exchanges(warm);
+		reader = 0;
 		check(pthread_create(&thread, NULL, body, NULL) == 0, "pthread_create");
-		usleep(100000);
+		await_asleep();
 		check(pthread_kill(thread, SIGUSR1) == 0, "pthread_kill");
 		check(pthread_join(thread, &result) == 0, "pthread_join");
 		printf("joined %ld\n", (long)result);
