@@ -23,7 +23,7 @@ use crate::segment::Segment;
 use crate::settings::settings;
 use crate::stream::FAILED;
 use crate::uninterrupted::Descriptor;
-use crate::{process, restart, waiting};
+use crate::{process, restart, tcp, waiting};
 
 /// How long one connection, or one set of them, spins: it follows how soon data used to come.
 ///
@@ -429,6 +429,18 @@ impl Connection {
                 let has_left = incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED;
                 incoming.end() & end::RETURN != 0 || has_left && incoming.has_more()
             })
+    }
+
+    /// Whether what is in the ring, or will be, comes after bytes that TCP has not delivered yet.
+    pub fn is_behind_tcp(&self, fd: i32) -> bool {
+        let Some(segment) = self.segment() else { return true };
+        if self.block.recv_switched.load(Ordering::Acquire) != 0 || self.has_returned() {
+            return false;
+        }
+        let left = waiting::tcp_left(&self.socket(fd, segment));
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        left > 0 && (left == u64::MAX || tcp::unread(borrowed).is_ok_and(|unread| unread < left))
     }
 
     fn wait_readable(&self, fd: i32, at_once: bool) -> Result<(), Errno> {

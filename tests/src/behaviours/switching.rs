@@ -52,6 +52,8 @@ pub(super) const ALL: &[Behaviour] = &[
         Tally::Upgraded(1),
     )
     .environment(&[("THALLUS_SPIN_US", "0")]),
+    Behaviour::whole("more_than_was_there", reads_more_than_was_there, fills_both, Tally::Upgraded(1))
+        .environment(&[("THALLUS_RING", "64K")]),
     Behaviour::whole("room_all_along", writes_bit_by_bit, empties_and_asks, Tally::Upgraded(1)),
     Behaviour::whole(
         "room_all_along_in_a_nested_set",
@@ -97,6 +99,66 @@ fn fills_before_registering(side: &Side) {
         assert_eq!(quietly(|| calls::recv(fd, 10, 0)), Err(Errno::EAGAIN));
     }
     answers_on(side, fd, epfd, total);
+}
+
+const LAST: usize = 1000;
+
+/// Bytes in the ring lie behind others that TCP has not delivered yet when the set reports, and when this side asks how much
+/// there is. So they are news when it has read more than that. nginx, which then waits for an edge, relies on it.
+fn reads_more_than_was_there(side: &Side) {
+    let listener = side.listen();
+    let fd = calls::accept4(listener, libc::SOCK_NONBLOCK).expect("accept4");
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET, 1).expect("EPOLL_CTL_ADD");
+    side.sync("full");
+    let mut pattern = Pattern::new(41);
+    for _ in 0..20 {
+        pattern.expect(&calls::recv(fd, 10, 0).expect("recv"));
+    }
+    side.sync("answered");
+    let total = side.told();
+    assert_eq!(calls::epoll_wait(epfd, 4, -1).expect("epoll_wait").len(), 1);
+    quietly(|| {
+        let there = pattern.position() + calls::unread(fd).expect("FIONREAD") as u64;
+        assert!(there < total - LAST as u64, "TCP has delivered all of it");
+        while pattern.position() < total - LAST as u64 {
+            await_readable(fd);
+            let most = (total - pattern.position()) as usize - LAST;
+            pattern.expect(&calls::recv(fd, most, 0).expect("recv"));
+        }
+    });
+    assert_eq!(calls::epoll_wait(epfd, 4, -1).expect("epoll_wait").len(), 1);
+    pattern.expect(&quietly(|| calls::recv(fd, LAST, 0)).expect("recv"));
+    side.sync("done");
+}
+
+/// Fills TCP's buffers, and then the ring.
+fn fills_both(side: &Side) {
+    let fd = side.connect();
+    calls::set_nonblocking(fd, true).expect("FIONBIO");
+    for _ in 0..12 {
+        assert_eq!(quietly(|| calls::recv(fd, 1, 0)), Err(Errno::EAGAIN));
+    }
+    let mut pattern = Pattern::new(41);
+    let mut fill = || {
+        quietly(|| {
+            loop {
+                let data = pattern.take(1 << 20);
+                let sent = calls::send(fd, &data, 0);
+                pattern.put_back(data.len() - sent.unwrap_or(0));
+                if sent.is_err() {
+                    break;
+                }
+            }
+        });
+        pattern.position()
+    };
+    fill();
+    side.sync("full");
+    side.sync("answered");
+    let total = fill();
+    side.tell(total);
+    side.sync("done");
 }
 
 /// The connection leaves TCP while only room is waited for, and is never full: each wait tells of room once more, though the

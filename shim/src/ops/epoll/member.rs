@@ -47,7 +47,9 @@ pub(super) struct Member {
 /// What makes an edge of arrival: anything here changing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Edge {
-    head: u64,
+    /// How far the ring is filled, unless that lies behind bytes which TCP has not delivered yet: to the program they come
+    /// with the last of these.
+    head: Option<u64>,
     ends: u32,
     /// The directions that this side has shut, and whether the peer's has ended: the kernel wakes for each, also where that
     /// makes nothing ready that was not.
@@ -55,11 +57,12 @@ struct Edge {
 }
 
 impl Edge {
-    const NONE: Self = Self { head: 0, ends: 0, shut: (0, false) };
+    const NONE: Self = Self { head: None, ends: 0, shut: (0, false) };
 
-    fn of(connection: &Connection, bits: u32) -> Self {
+    fn of(connection: &Connection, fd: i32, bits: u32) -> Self {
         let Some(segment) = connection.segment() else { return Self::NONE };
-        let head = segment.incoming().head().wrapping_add(connection.side_length());
+        let head = (!connection.is_behind_tcp(fd))
+            .then(|| segment.incoming().head().wrapping_add(connection.side_length()));
         let own = connection.block.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::SHUT_WR);
         Self { head, ends: bits & (bit::RDHUP | bit::ALWAYS), shut: (own, connection.peer_has_ended()) }
     }
@@ -128,7 +131,7 @@ impl Member {
             return bits;
         }
         let Some(seen) = self.seen else { return bits };
-        let now = Edge::of(connection, all);
+        let now = Edge::of(connection, self.io, all);
         let arrived = bits & !bit::WRITE != 0 && (now != seen || tcp & bit::READ != 0);
         let freed = bits & bit::WRITE != 0 && connection.block.has(flag::NO_SPACE);
         if arrived || freed || now.shut != seen.shut { bits } else { 0 }
@@ -142,7 +145,7 @@ impl Member {
         }
         if self.events & ET != 0 {
             let connection = self.connection();
-            self.seen = Some(Edge::of(connection, tcp | connection.readiness(self.asked())));
+            self.seen = Some(Edge::of(connection, self.io, tcp | connection.readiness(self.asked())));
             if bits & bit::WRITE != 0 {
                 connection.block.lower(flag::NO_SPACE);
             }
