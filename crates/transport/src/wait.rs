@@ -36,7 +36,12 @@ pub struct Patience {
     /// Waits since the last trial, and how many there are to be.
     waits: AtomicU32,
     trial_after: AtomicU32,
+    /// Waits that the kernel's own descriptors have ended, less those that memory has.
+    foreign: AtomicU32,
 }
+
+/// Waits that the kernel ended, less those that memory did, from which on a set does not spin, and most that are counted.
+const FOREIGN: [u32; 2] = [8, 16];
 
 /// Waits without a spin before the first trial, and most of them between two.
 const TRIALS: [u32; 2] = [32, 4096];
@@ -54,11 +59,25 @@ impl Patience {
             budget_ns: AtomicU64::new(settings().spin_ns),
             waits: AtomicU32::new(0),
             trial_after: AtomicU32::new(TRIALS[0]),
+            foreign: AtomicU32::new(0),
+        }
+    }
+
+    /// A wait for several has ended: because of one in memory, or of a descriptor that `foreign` tells is the kernel's. For that
+    /// the kernel would have ended a sleep as soon as without this library, and at no cost to whoever needs the processor.
+    pub fn ended(&self, foreign: bool) {
+        let count = self.foreign.load(Ordering::Relaxed);
+        let now = if foreign { (count + 1).min(FOREIGN[1]) } else { count.saturating_sub(1) };
+        if now != count {
+            self.foreign.store(now, Ordering::Relaxed);
         }
     }
 
     /// Longest spin of the wait that begins now, in nanoseconds.
     pub fn allowance_ns(&self) -> u64 {
+        if self.foreign.load(Ordering::Relaxed) >= FOREIGN[0] {
+            return 0;
+        }
         let budget = self.budget_ns.load(Ordering::Relaxed);
         if budget > 0 {
             return budget;
@@ -638,6 +657,18 @@ mod tests {
         // Nobody tried.
         patience.learn(Spin::Declined(long()));
         assert_eq!(patience.allowance_ns(), longest);
+    }
+
+    #[test]
+    fn a_set_that_the_kernel_wakes_more_often_than_memory_does_not_spin() {
+        let patience = Patience::new();
+        let spins = |kernel: u32, memory: u32| {
+            (0..kernel).for_each(|_| patience.ended(true));
+            (0..memory).for_each(|_| patience.ended(false));
+            patience.allowance_ns() > 0
+        };
+        assert_eq!([spins(7, 0), spins(1, 0), spins(0, 1), spins(100, 8)], [true, false, true, false]);
+        assert_eq!([spins(0, 1), spins(1, 1), spins(2, 1)], [true, true, false]);
     }
 
     #[test]

@@ -302,7 +302,7 @@ pub(crate) fn wait(
         let got = set.asleep(|| kernel(epfd, events, remaining(deadline), mask));
         let kept = got.map(|got| {
             let plain = set.active.load(Ordering::SeqCst) == 0 && !set.one_shots.load(Ordering::SeqCst);
-            if plain { got } else { set.sort_out(events, got, false) }
+            if plain { got } else { set.sort_out(events, got, false).0 }
         });
         set.looked(look);
         match (got, kept) {
@@ -349,7 +349,10 @@ impl Set {
             if count > 0 {
                 return Ok(count);
             }
-            let count = self.sleep(epfd, events, remaining(deadline), mask)?;
+            let (count, own) = self.sleep(epfd, events, remaining(deadline), mask)?;
+            if count > 0 {
+                self.patience.ended(own == 0);
+            }
             self.patience.learn(spin);
             if count > 0 || remaining(deadline) == Some(Duration::ZERO) {
                 return Ok(count);
@@ -434,7 +437,7 @@ impl Set {
                 Ok(got) => got,
                 Err(errno) => break Err(errno),
             };
-            let kept = self.sort_out(events, got, self.is_awake());
+            let (kept, _) = self.sort_out(events, got, self.is_awake());
             if kept > 0 || got < events.len() || turns == 0 {
                 break Ok(kept);
             }
@@ -466,6 +469,9 @@ impl Set {
             false
         });
         let mut count = found?;
+        if spin == Spin::Done {
+            self.patience.ended(count > 0);
+        }
         if spin == Spin::Done && count == 0 {
             self.patience.restore();
             count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed), true);
@@ -479,7 +485,7 @@ impl Set {
         events: &mut [epoll_event],
         timeout: Option<Duration>,
         mask: *const sigset_t,
-    ) -> Result<usize, Errno> {
+    ) -> Result<(usize, usize), Errno> {
         let (armed, ready) = self.arm();
         let look = self.looks();
         let result = if ready || self.stirs() { Ok(0) } else { kernel(epfd, events, timeout, mask) };
@@ -540,22 +546,24 @@ impl Set {
     }
 
     /// Sorts out what the kernel reported at `events[..count]`: reports on upgraded connections become what the
-    /// program would see, all others stay. If `later`, what memory shows as well is left to it. Returns how many are left.
-    fn sort_out(&'static self, events: &mut [epoll_event], count: usize, later: bool) -> usize {
+    /// program would see, all others stay. If `later`, what memory shows as well is left to it. Returns how many are left, and
+    /// how many of these are on upgraded connections.
+    fn sort_out(&'static self, events: &mut [epoll_event], count: usize, later: bool) -> (usize, usize) {
         if count == 0 {
-            return 0;
+            return (0, 0);
         }
         let round = self.rounds.load(Ordering::Relaxed).wrapping_sub(1);
-        let Some(mut members) = self.lock() else { return count };
-        let mut kept = 0;
+        let Some(mut members) = self.lock() else { return (count, 0) };
+        let (mut kept, mut own) = (0, 0);
         for index in 0..count {
             let event = events[index];
-            if let Some(translated) = members.translate(self, event, round, later) {
+            if let Some((translated, ours)) = members.translate(self, event, round, later) {
                 events[kept] = translated;
                 kept += 1;
+                own += usize::from(ours);
             }
         }
-        kept
+        (kept, own)
     }
 }
 
@@ -564,14 +572,15 @@ impl Members {
         fds.any(|fd| self.by_fd.get(fd).is_some_and(|member| member.due(0) != 0))
     }
 
-    /// One kernel report in the program's terms; `None` if it means nothing to the program.
+    /// One kernel report in the program's terms, and whether it is on an upgraded connection; `None` if it means nothing to the
+    /// program.
     fn translate(
         &mut self,
         set: &'static Set,
         event: epoll_event,
         round: u32,
         later: bool,
-    ) -> Option<epoll_event> {
+    ) -> Option<(epoll_event, bool)> {
         let (data, reported) = (event.u64, event.events);
         let mut ours = None;
         let mut stranger = true;
@@ -601,7 +610,10 @@ impl Members {
             self.sync(set, fd);
         }
         // Nothing of ours explains the report: another descriptor has the same data.
-        if ours.is_none() && stranger && !self.is_buried(data) { Some(event) } else { ours }
+        if ours.is_none() && stranger && !self.is_buried(data) {
+            return Some((event, false));
+        }
+        ours.map(|ours| (ours, true))
     }
 }
 
