@@ -8,6 +8,8 @@ mod descriptor;
 mod open;
 mod process;
 mod stream;
+#[cfg(target_arch = "x86_64")]
+mod variadic;
 mod wait;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -20,7 +20,9 @@ fn find(name: &CStr) -> *mut c_void {
 #[cold]
 fn resolve(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let found = crate::errno::keep(|| find(name));
-    slot.store(found, Ordering::Release);
+    if !found.is_null() {
+        slot.store(found, Ordering::Release);
+    }
     found
 }
 
@@ -36,22 +38,33 @@ macro_rules! originals {
         /// # Safety
         /// As for the function of that name.
         #[allow(non_snake_case, reason = "libc's name")]
+        #[inline]
         pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
-            static SLOT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-            let mut found = SLOT.load(Ordering::Acquire);
-            if found.is_null() {
+            /// What is called until it is known: so that whoever knows it only jumps.
+            ///
+            /// # Safety
+            /// As for the function of that name.
+            #[cold]
+            unsafe extern "C-unwind" fn unknown($($arg: $type),*) -> $result {
                 const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                     Ok(name) => name,
                     Err(_) => panic!(),
                 };
-                found = resolve(&SLOT, NAME);
+                let found = resolve(&SLOT, NAME);
                 if found.is_null() {
                     missing();
                     return $absent;
                 }
+                // SAFETY: as below.
+                let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
+                // SAFETY: the caller's promise.
+                unsafe { function($($arg),*) }
             }
+            static SLOT: AtomicPtr<c_void> =
+                AtomicPtr::new(unknown as unsafe extern "C-unwind" fn($($type),*) -> $result as *mut c_void);
+            let known = SLOT.load(Ordering::Acquire);
             // SAFETY: the symbol of this name has this type in every libc that we run with.
-            let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
+            let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(known) };
             // SAFETY: the caller's promise.
             unsafe { function($($arg),*) }
         }
@@ -116,6 +129,13 @@ originals! {
     execveat(fd: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int, else -1;
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int, else libc::ENOSYS;
     posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int, else libc::ENOSYS;
+    posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int, else libc::ENOSYS;
+    system(command: *const c_char) -> c_int, else -1;
+    popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE, else std::ptr::null_mut();
+    vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    vasprintf(text: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    __vasprintf_chk(text: *mut *mut c_char, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
     prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int, else -1;
     syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long, else -1;
 }

@@ -257,7 +257,7 @@ fn grow_up(fd: i32, young: Young) {
 pub(crate) fn is_connection(fd: i32) -> bool {
     cell(fd).is_some_and(|cell| {
         let word = cell.load(Ordering::Relaxed);
-        Young::of(word).is_some() || (word != 0 && word & TAG == 0)
+        word != 0 && (word & TAG == 0 || Young::of(word).is_some())
     })
 }
 

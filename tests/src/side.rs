@@ -7,12 +7,14 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno as RawErrno;
 use rustix::net::{RecvFlags, SendFlags};
+use thallus_api::{Fabric, Thallus};
 
 use crate::calls::{self, Family, Fd, quietly};
 
@@ -21,6 +23,10 @@ pub const ARRIVAL: libc::c_int = 20_000;
 
 /// Bytes of one warm-up message.
 pub const WARM_UP_BYTES: usize = 8;
+/// Rounds of warm-up after which a connection on one host has left TCP.
+pub const WARM_UP_ROUNDS: usize = 16;
+/// Most rounds that are added between hosts, where queue pairs take their time to connect.
+pub const SETTLING_ROUNDS: usize = 1000;
 
 /// One of the two processes of a behaviour.
 #[derive(Debug)]
@@ -144,11 +150,39 @@ impl Side {
     /// [`Self::rounds`] small requests, each awaiting its response: after these an upgrade is over.
     pub fn warm_up(&self, fd: Fd) {
         self.warm_up_with(fd, self.rounds);
+        if self.settles() {
+            quietly(|| {
+                for _ in 0..SETTLING_ROUNDS {
+                    let ours = Progress::of(fd);
+                    assert_eq!(calls::send(fd, &[ours as u8; WARM_UP_BYTES], 0), Ok(WARM_UP_BYTES));
+                    if Progress::is_final(ours as u8, receive_exactly(fd, WARM_UP_BYTES)[0]) {
+                        return;
+                    }
+                }
+            });
+        }
     }
 
     /// The other side of [`Self::warm_up`].
     pub fn answer_warm_up(&self, fd: Fd) {
         self.answer_warm_up_with(fd, self.rounds);
+        if self.settles() {
+            quietly(|| {
+                for _ in 0..SETTLING_ROUNDS {
+                    let theirs = receive_exactly(fd, WARM_UP_BYTES)[0];
+                    let ours = Progress::of(fd);
+                    assert_eq!(calls::send(fd, &[ours as u8; WARM_UP_BYTES], 0), Ok(WARM_UP_BYTES));
+                    if Progress::is_final(theirs, ours as u8) {
+                        return;
+                    }
+                }
+            });
+        }
+    }
+
+    /// Whether a warm-up lasts until both sides have left TCP.
+    fn settles(&self) -> bool {
+        self.rounds >= WARM_UP_ROUNDS && std::env::var_os("THALLUS_TEST_OWN").is_some()
     }
 
     /// As [`Self::warm_up`], with a fixed number of rounds.
@@ -171,6 +205,30 @@ impl Side {
                 assert_eq!(calls::send(fd, &request, 0), Ok(WARM_UP_BYTES), "response {round}");
             }
         });
+    }
+}
+
+/// How far one side of a warm-up between hosts is.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Progress {
+    Unaware,
+    OnTcp,
+    OverVerbs,
+}
+
+impl Progress {
+    fn of(fd: Fd) -> Self {
+        let Some(thallus) = Thallus::find() else { return Self::Unaware };
+        // SAFETY: the behaviour keeps the descriptor open meanwhile.
+        let status = thallus.status(unsafe { BorrowedFd::borrow_raw(fd) });
+        if status.is_ok_and(|status| status.fabric == Fabric::Verbs) { Self::OverVerbs } else { Self::OnTcp }
+    }
+
+    /// Whether more rounds would change nothing.
+    fn is_final(client: u8, server: u8) -> bool {
+        let both = [client, server];
+        both.contains(&(Self::Unaware as u8)) || both == [Self::OverVerbs as u8; 2]
     }
 }
 

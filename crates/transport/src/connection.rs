@@ -19,9 +19,9 @@ use crate::reason::Reason;
 use crate::rendezvous::{self, Failure};
 use crate::segment::{Greeting, Nonce, Segment};
 use crate::settings::settings;
+use crate::spin::Patience;
 use crate::uninterrupted::{Descriptor, Uninterrupted};
 use crate::verbs::link::Link;
-use crate::wait::Patience;
 use crate::{process, tcp};
 
 /// So many times as many calls as before the first look for the server's announcement come before the second and last.
@@ -74,6 +74,32 @@ impl Bargain {
     fn withdraw(&mut self) {
         self.offer = None;
         self.arrived = None;
+    }
+}
+
+/// How a process waits for a connection to become readable, or writable, as far as the hooks have seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// By poll, select or an epoll set.
+    Seen,
+    /// It is in an epoll set, on which nobody has waited.
+    Registered,
+    /// Neither.
+    None,
+}
+
+impl Waits {
+    /// Whether the program may wait for the socket `fd` by system calls of its own, which bytes in memory would not end. Who
+    /// blocks in its reads need not wait otherwise; who only tries, again and again, can't be told from such a program.
+    fn escape(self, fd: BorrowedFd<'_>) -> bool {
+        match self {
+            Self::Seen => false,
+            Self::Registered => true,
+            // Asked each time: what made it so may not have been seen either.
+            Self::None => {
+                rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
+            }
+        }
     }
 }
 
@@ -188,8 +214,9 @@ impl Connection {
     }
 
     /// Notes one I/O call and, now and then, tries to leave TCP. To be called at the start of a call,
-    /// while the connection is plain. `sole` says whether no other thread is inside a call on it.
-    pub fn approach(&self, fd: i32, sole: impl Fn() -> bool) {
+    /// while the connection is plain. `sole` says whether no other thread is inside a call on it, `waits` how this process
+    /// waits for it.
+    pub fn approach(&self, fd: i32, sole: impl Fn() -> bool, waits: impl Fn() -> Waits) {
         if self.is_covered(fd) {
             return self.await_greeting(fd);
         }
@@ -204,12 +231,27 @@ impl Connection {
         let calls = self.block.calls.load(Ordering::Relaxed).wrapping_add(1);
         self.block.calls.store(calls, Ordering::Relaxed);
         if calls >= self.next_attempt.load(Ordering::Relaxed) {
-            self.attempt(fd, calls, sole);
+            self.attempt(fd, calls, sole, waits);
+        }
+    }
+
+    /// Whether it has carried bytes of the application's.
+    pub fn has_carried(&self) -> bool {
+        let moved = |count: &AtomicU64| count.load(Ordering::Relaxed) != 0;
+        moved(&self.block.tcp_sent) || moved(&self.block.tcp_received) || self.is_active()
+    }
+
+    /// A hook has seen how the program waits. If that was what an attempt missed, the next call makes another.
+    #[cold]
+    pub fn wait_was_seen(&self) {
+        if self.block.state() == State::Plain && self.block.reason() == Reason::UnseenWait {
+            let next = self.block.calls.load(Ordering::Relaxed).saturating_add(1);
+            self.next_attempt.fetch_min(next, Ordering::Relaxed);
         }
     }
 
     #[cold]
-    fn attempt(&self, fd: i32, calls: u32, sole: impl Fn() -> bool) {
+    fn attempt(&self, fd: i32, calls: u32, sole: impl Fn() -> bool, waits: impl Fn() -> Waits) {
         // A signal handler that read from this very connection would wait for the decision that it interrupts.
         let _uninterrupted = Uninterrupted::begin();
         let mut bargain = match self.bargain.try_lock() {
@@ -235,13 +277,17 @@ impl Connection {
             self.block.note(Reason::SharedBeforeUpgrade);
             self.next_attempt.store(calls.saturating_mul(2), Ordering::Relaxed);
             Err(Failure::NotYet)
-        } else if sole() {
+        } else if !sole() {
+            Err(Failure::NotYet)
+        } else if waits().escape(borrowed) {
+            self.block.note(Reason::UnseenWait);
+            self.next_attempt.store(calls.saturating_mul(2), Ordering::Relaxed);
+            Err(Failure::NotYet)
+        } else {
             match self.block.role() {
                 Role::Client => self.attempt_client(borrowed, calls, &mut bargain),
                 Role::Server => self.attempt_server(borrowed, calls, &mut bargain),
             }
-        } else {
-            Err(Failure::NotYet)
         };
         match result {
             Ok(()) => {
@@ -453,7 +499,9 @@ impl Connection {
         let incoming = segment.incoming();
         let unread = !incoming.is_empty() || self.side_length() > 0 || on_tcp;
         let late = if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 };
-        let reset = if abort || unread { end::RESET | late } else { 0 };
+        // After both ends the kernel has nothing left to reset (`__tcp_close` of net/ipv4/tcp.c).
+        let is_over = late != 0 && incoming.end() & end::FIN != 0;
+        let reset = if (abort || unread) && !is_over { end::RESET | late } else { 0 };
         if in_memory && reset != 0 && self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) {
             // The kernel's FIN has been sent: only its reset would wake the peer.
             let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
@@ -470,7 +518,7 @@ impl Connection {
         // To a peer that has closed nothing gets through any more.
         let gone = segment.incoming().end() & end::CLOSED != 0 || tcp::peer_has_closed(fd);
         if let Some(link) = segment.link().filter(|_| !gone) {
-            let _ = link.finish(segment.incoming());
+            link.finish(segment.incoming());
         }
     }
 

@@ -1,7 +1,7 @@
 //! Moves the bytes of one TCP connection another way. Knows no hook and no Arrow.
 //!
-//! [`connection`] is one connection's life; [`stream`] its bytes; `socket` its bells; [`wait`] and [`ready`] its sleepers. Below them are
-//! [`ring`], [`control`] and [`segment`] (what peers share), [`arena`] and [`lock`] (what forks share) and
+//! [`connection`] is one connection's life; [`stream`] its bytes; `socket` its bells; `wait`, [`spin`] and [`ready`] its
+//! sleepers. Below them are [`ring`], [`control`] and [`segment`] (what peers share), [`arena`] and [`lock`] (what forks share) and
 //! [`rendezvous`] (how two ends on one host meet). With another host the fabric is [`verbs`], and both ends meet by a
 //! [`greeting`] on the TCP connection itself.
 
@@ -48,6 +48,8 @@ pub mod settle;
 #[cfg(not(loom))]
 mod socket;
 #[cfg(not(loom))]
+pub mod spin;
+#[cfg(not(loom))]
 pub mod stream;
 #[cfg(not(loom))]
 mod survivor;
@@ -56,7 +58,7 @@ pub mod tcp;
 pub mod uninterrupted;
 pub mod verbs;
 #[cfg(not(loom))]
-pub mod wait;
+mod wait;
 mod waiting;
 
 #[cfg(all(test, loom))]

@@ -44,13 +44,19 @@ impl Connection {
                 | Errno::PROTO
                 | Errno::CONNREFUSED
         );
-        // Back on TCP, which of the two a reset is the kernel knows.
-        let of_kernel = of_network || self.has_returned() && matches!(errno, Errno::CONNRESET | Errno::PIPE);
+        let is_on_tcp = || self.segment().is_some_and(|segment| self.is_on_tcp(segment));
+        let of_kernel = of_network || matches!(errno, Errno::CONNRESET | Errno::PIPE) && is_on_tcp();
         if !of_kernel {
             return self.note_reset(fd);
         }
         self.block.error.store(errno.raw_os_error().cast_unsigned(), Ordering::Relaxed);
         self.block.raise(flag::PEER_GONE | flag::RESET);
+    }
+
+    /// Whether no byte and no bell is anywhere but on TCP: then which of its two errors a reset is, the kernel knows.
+    pub(crate) fn is_on_tcp(&self, segment: &Segment) -> bool {
+        self.has_returned()
+            || (self.block.send_switched.load(Ordering::Acquire) == 0 && !has_switched(segment.incoming()))
     }
 
     /// The kernel says end of stream. After a `shutdown(SHUT_RD)` of our own it always does, so ask further.
@@ -100,6 +106,10 @@ impl Connection {
             return self.block.has(flag::RETURNED)
                 && segment.incoming().end() & end::FIN == 0
                 && received < segment.again().until.load(Ordering::SeqCst);
+        }
+        if tcp::is_over(fd) && !link.has_last_word() {
+            // A reset does not wait for the bells before it, which would have told of what is missing.
+            return true;
         }
         let switched_at = match segment.incoming().rare.0.switched_at.load(Ordering::Acquire) {
             NOT_SWITCHED => 0,

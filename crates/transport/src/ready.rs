@@ -42,6 +42,17 @@ pub mod bit {
     pub const ALWAYS: u32 = ERR | HUP;
 }
 
+/// What a [`Connection::glimpse`] shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Glimpse {
+    /// Nothing is to be reported.
+    Nothing,
+    /// Bytes, and nothing else.
+    Bytes,
+    /// [`Connection::readiness`] knows more.
+    Unusual,
+}
+
 /// What may make poll(2) report more than bytes and space.
 const ENDINGS: u32 = flag::PEER_GONE | flag::SHUT_RD | flag::SHUT_WR | flag::RESET;
 
@@ -65,6 +76,32 @@ impl Connection {
             bits |= bit::WRITE;
         }
         bits
+    }
+
+    /// What there is for who does not ask for space, in few steps: an event loop asks that of each connection all the time.
+    #[inline]
+    pub fn glimpse(&self) -> Glimpse {
+        const UNUSUAL: u32 = ENDINGS | flag::RETURNED;
+        let Some(segment) = self.segment() else { return Glimpse::Unusual };
+        let incoming = segment.incoming();
+        if segment.link().is_some()
+            || self.block.has(UNUSUAL)
+            || self.block.is_unwanted()
+            || self.side_length() > 0
+            || incoming.end() != 0
+            || segment.has_request()
+        {
+            return Glimpse::Unusual;
+        }
+        // Both cache lines come at once, not the second after the first.
+        segment.expect();
+        if incoming.is_empty() {
+            Glimpse::Nothing
+        } else if self.block.recv_switched.load(Ordering::Acquire) != 0 {
+            Glimpse::Bytes
+        } else {
+            Glimpse::Unusual
+        }
     }
 
     /// The bits that follow from a direction's end, where the peer has announced `ended`.
@@ -176,8 +213,13 @@ impl Connection {
     pub fn renew(&self, fd: i32, asked: u32) {
         if let Some(segment) = self.segment() {
             waiting::renew(&self.socket(fd, segment), true, asked & bit::WRITE != 0);
-            // Its frame may be among what was reported.
+            // Its frame may be among what was reported, and so may its end, of which memory knows nothing.
             self.look_for_down(fd);
+            if self.recv_settled() {
+                self.peer_is_gone(fd);
+            } else if tcp::peer_has_closed(fd) {
+                self.note_gone(fd);
+            }
             self.mend_if_failing(fd);
         }
     }
@@ -257,11 +299,19 @@ impl Connection {
 
     /// The kernel says that there is an error, and would say so for ever.
     fn take_error_of_kernel(&self, fd: i32) {
-        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-        match rustix::net::sockopt::socket_error(unsafe { BorrowedFd::borrow_raw(fd) }) {
-            Ok(Err(errno)) => self.note_error(fd, errno),
-            _ => self.note_reset(fd),
+        if !self.look_for_error(fd) {
+            self.note_reset(fd);
         }
+    }
+
+    /// Takes note of the kernel's pending error. False if there is none.
+    pub(crate) fn look_for_error(&self, fd: i32) -> bool {
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let error = rustix::net::sockopt::socket_error(unsafe { BorrowedFd::borrow_raw(fd) });
+        if let Ok(Err(errno)) = error {
+            self.note_error(fd, errno);
+        }
+        matches!(error, Ok(Err(_)))
     }
 
     /// The pending error of `SO_ERROR`, cleared by telling. `kernel`: what the kernel has just told on the socket, which

@@ -108,6 +108,8 @@ reasons! {
     Returned = 36 => "returned",
     /// The program has a seccomp filter made for its own system calls.
     Sandbox = 37 => "sandbox",
+    /// The program waits for it where no hook sees that: a bell would not wake it.
+    UnseenWait = 38 => "unseen-wait",
 }
 
 impl fmt::Display for Reason {

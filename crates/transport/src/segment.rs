@@ -5,8 +5,10 @@
 //!      512  HELLO, until it is answered
 //!     1024  control words, client → server      (crate::control)
 //!     2048  control words, server → client
-//!     4096  windows, client → server            DIRECTION_BYTES, sparse
-//!        …  windows, server → client            DIRECTION_BYTES, sparse
+//!     4096  smallest window, client → server
+//!    12288  smallest window, server → client
+//!        …  larger windows, client → server     sparse
+//!        …  larger windows, server → client     sparse
 //!        …  side buffer of the client           SIDE_BYTES, sparse
 //!        …  side buffer of the server           SIDE_BYTES, sparse
 //!        …  loans of the client                 LOANS_BYTES, sparse  (crate::lending)
@@ -14,6 +16,8 @@
 //!        …  memory that the client lends        AREA_BYTES, sparse, mapped by who uses it
 //!        …  memory that the server lends        AREA_BYTES, sparse, mapped by who uses it
 //! ```
+//!
+//! What an idle connection uses lies together: else the page tables for it would take more memory than it does.
 //!
 //! A memfd, sealed against shrinking so that neither side can make the other fault (memfd_create(2), "File sealing").
 //! With a peer on another host ([`crate::verbs`]) the segment is this side's alone, its windows stay empty, and the fabric keeps
@@ -49,11 +53,13 @@ use ends::Windows;
 pub(crate) use ends::{Inlet, Outlet};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HELLO_OFFSET: usize = 512;
 const CONTROL_OFFSET: [usize; 2] = [1024, 2048];
 const DATA_OFFSET: usize = 4096;
 const WINDOWS: usize = DIRECTION_BYTES as usize;
+/// Bytes of a direction's smallest window.
+const SMALLEST: usize = class_size(0) as usize;
 
 /// Bytes of a side buffer: more than the kernel buffers for one TCP direction under any usual
 /// `tcp_rmem` and `tcp_wmem`.
@@ -192,9 +198,7 @@ impl Segment {
     /// kernel (before 5.14) can't reserve a window's pages ahead of use.
     pub fn create(nonce: Nonce) -> Result<(Self, OwnedFd), Errno> {
         let (segment, fd) = Self::create_for(Role::Server, false)?;
-        let smallest = class_size(0);
-        fallocate(&fd, FallocateFlags::empty(), 0, DATA_OFFSET as u64 + smallest)?;
-        fallocate(&fd, FallocateFlags::empty(), (DATA_OFFSET + WINDOWS) as u64, smallest)?;
+        fallocate(&fd, FallocateFlags::empty(), 0, (DATA_OFFSET + 2 * SMALLEST) as u64)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         if !segment.can_populate() {
             return Err(Errno::NOSYS);
@@ -461,8 +465,12 @@ impl Segment {
         // SAFETY: a Control is all atomics, valid whatever they hold.
         let control = unsafe { control.cast::<Control>().as_ref() };
         // SAFETY: inside the mapping.
-        let base = unsafe { self.base.add(DATA_OFFSET + index * WINDOWS) };
-        (control, Windows { base })
+        let smallest = unsafe { self.base.add(DATA_OFFSET + index * SMALLEST) };
+        // As if the smallest were in front of the others, where there is something else.
+        let others = DATA_OFFSET + SMALLEST + index * (WINDOWS - SMALLEST);
+        // SAFETY: inside the mapping.
+        let base = unsafe { self.base.add(others) };
+        (control, Windows { smallest, base })
     }
 
     /// The words of the direction in which this side sends.

@@ -285,6 +285,9 @@ impl Connection {
         }
         let _guard = self.lock_sending(fd)?;
         if block.has(flag::SHUT_WR) {
+            if self.is_on_tcp(segment) {
+                self.look_for_error(fd);
+            }
             return Err(self.untold_reset(segment).unwrap_or(Errno::PIPE));
         }
         if self.is_closed() {
@@ -512,8 +515,12 @@ impl Connection {
         // SAFETY: one writable byte.
         match unsafe { tcp::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
             Ok(0) => self.note_end(fd),
-            // The end may lie behind a bell that had to stay.
-            Ok(_) if tcp::peer_has_closed(fd) => self.note_reset(fd),
+            // The end may lie behind a bell that had to stay. An orderly one, if the kernel knows of no error.
+            Ok(_) if tcp::peer_has_closed(fd) => {
+                if !(tcp::is_over(fd) && self.look_for_error(fd)) {
+                    self.note_gone(fd);
+                }
+            }
             Err(Errno::AGAIN | Errno::INTR) | Ok(_) => {}
             Err(errno) => self.note_error(fd, errno),
         }
@@ -585,12 +592,20 @@ impl Connection {
         Ok(true)
     }
 
-    /// Says that this side has shut down both directions. Nobody waits for a bell of its any more, so the kernel may be told,
-    /// too: it wakes the peer.
-    pub fn shut_for_both(&self, fd: i32) {
-        let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return };
-        if self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) {
+    /// Says that this side has shut down both directions, if so. To be called before the kernel is told: an end that comes without
+    /// this word is a dead peer's.
+    pub fn go_deaf(&self) -> bool {
+        let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return false };
+        let is_deaf = self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR);
+        if is_deaf {
             segment.finish(end::DEAF);
+        }
+        is_deaf
+    }
+
+    /// After [`Self::go_deaf`]: nobody waits for a bell of this side's any more, so the kernel may be told, too: it wakes the peer.
+    pub fn shut_for_both(&self, fd: i32) {
+        if self.go_deaf() {
             // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
             let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);

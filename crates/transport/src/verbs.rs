@@ -1,9 +1,10 @@
 //! The fabric between hosts: rings in registered memory, written by RDMA over a reliable-connection queue pair.
 //!
-//! [`device`] finds the port that has a connection's address, `queue` owns a queue pair and its memory (`slab`), [`board`] is what each
-//! side shows the other, `message` what lies in a ring, `inbox` the ring that the peer writes (`scan`: how far it has
-//! been looked through), and [`link`] one connection over them (`word`: how its end is told from its death). iWARP devices need the kernel's connection manager (`manager`). [`trial`] tells what a connection would get.
-//! libibverbs is loaded when a connection needs it (`ffi`).
+//! [`device`] finds the port that has a connection's address, `queue` owns a queue pair and its memory (`slab`),
+//! [`board`] is what each side shows the other, `message` what lies in a ring, `inbox` the ring that the peer writes
+//! (`scan`: how far it has been looked through), and [`link`] one connection over them (`word`: how its end is told from
+//! its death). iWARP devices need the kernel's connection manager (`manager`). [`trial`] tells what a connection would
+//! get, and [`probe`] is for measuring a device. libibverbs is loaded when a connection needs it (`ffi`).
 
 #[cfg(not(loom))]
 pub mod board;
@@ -19,6 +20,8 @@ pub mod link;
 mod manager;
 #[cfg(not(loom))]
 mod message;
+#[cfg(not(loom))]
+pub mod probe;
 #[cfg(not(loom))]
 mod queue;
 pub(crate) mod scan;

@@ -7,7 +7,7 @@
 //! for the next arrival (`EPOLLET`).
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
@@ -21,264 +21,16 @@ use crate::connection::Connection;
 use crate::control::{NOT_SWITCHED, end};
 use crate::segment::Segment;
 use crate::settings::settings;
+use crate::spin::Spin;
 use crate::stream::FAILED;
 use crate::uninterrupted::Descriptor;
 use crate::{process, restart, tcp, waiting};
-
-/// How long one connection, or one set of them, spins: it follows how soon data used to come.
-///
-/// A wait that takes longer than the longest spin halves the next one's, down to none; a shorter wait restores it. But
-/// two peers that both sleep before each message wait for two wake-ups each time, and would never find out
-/// that they need not. So a waiter that does not spin tries it now and then, ever less often while that fails.
-#[derive(Debug)]
-pub struct Patience {
-    budget_ns: AtomicU64,
-    /// Waits since the last trial, and how many there are to be.
-    waits: AtomicU32,
-    trial_after: AtomicU32,
-    /// Waits that the kernel's own descriptors have ended, less those that memory has.
-    foreign: AtomicU32,
-}
-
-/// Waits that the kernel ended, less those that memory did, from which on a set does not spin, and most that are counted.
-const FOREIGN: [u32; 2] = [8, 16];
-
-/// Waits without a spin before the first trial, and most of them between two.
-const TRIALS: [u32; 2] = [32, 4096];
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Patience {
-    /// Full patience, until experience says otherwise.
-    pub fn new() -> Self {
-        Self {
-            budget_ns: AtomicU64::new(settings().spin_ns),
-            waits: AtomicU32::new(0),
-            trial_after: AtomicU32::new(TRIALS[0]),
-            foreign: AtomicU32::new(0),
-        }
-    }
-
-    /// A wait for several has ended: because of one in memory, or of a descriptor that `foreign` tells is the kernel's. For that
-    /// the kernel would have ended a sleep as soon as without this library, and at no cost to whoever needs the processor.
-    pub fn ended(&self, foreign: bool) {
-        let count = self.foreign.load(Ordering::Relaxed);
-        let now = if foreign { (count + 1).min(FOREIGN[1]) } else { count.saturating_sub(1) };
-        if now != count {
-            self.foreign.store(now, Ordering::Relaxed);
-        }
-    }
-
-    /// Longest spin of the wait that begins now, in nanoseconds.
-    pub fn allowance_ns(&self) -> u64 {
-        if self.foreign.load(Ordering::Relaxed) >= FOREIGN[0] {
-            return 0;
-        }
-        let budget = self.budget_ns.load(Ordering::Relaxed);
-        if budget > 0 {
-            return budget;
-        }
-        let (waits, trial) =
-            (self.waits.load(Ordering::Relaxed) + 1, self.trial_after.load(Ordering::Relaxed));
-        if waits < trial {
-            self.waits.store(waits, Ordering::Relaxed);
-            return 0;
-        }
-        self.waits.store(0, Ordering::Relaxed);
-        self.trial_after.store(trial.saturating_mul(2).min(TRIALS[1]), Ordering::Relaxed);
-        settings().spin_ns
-    }
-
-    /// Spins until `done` or out of patience.
-    pub fn spin(&self, mut done: impl FnMut() -> bool) -> Spin {
-        let spin = spin_for(self.allowance_ns(), None, |_| done());
-        if spin == Spin::Done {
-            self.restore();
-        }
-        spin
-    }
-
-    /// Spinning has ended a wait, or would have.
-    pub fn restore(&self) {
-        if self.budget_ns.load(Ordering::Relaxed) != settings().spin_ns {
-            self.budget_ns.store(settings().spin_ns, Ordering::Relaxed);
-            self.trial_after.store(TRIALS[0], Ordering::Relaxed);
-        }
-    }
-
-    /// Learns from a wait that ends now, and that `spin` did not end.
-    pub fn learn(&self, spin: Spin) {
-        let longest = settings().spin_ns;
-        let (since, declined) = match spin {
-            Spin::Done => return,
-            Spin::Vain(since) => (since, false),
-            Spin::Declined(since) => (since, true),
-        };
-        if since.elapsed() < Duration::from_nanos(longest) {
-            self.restore();
-        } else if !declined {
-            let half = self.budget_ns.load(Ordering::Relaxed) / 2;
-            self.budget_ns.store(if half < longest / 16 { 0 } else { half }, Ordering::Relaxed);
-        }
-    }
-}
 
 /// Reads that find nothing in memory for each that asks the kernel, too.
 const BLIND_READS: u32 = 8;
 
 /// How often others may have taken a connection back to TCP that one call saw fail: once, or the call would never end.
 const OFTEN: u32 = 16;
-
-/// Looks between two yields, some microseconds in all.
-const LOOKS: u32 = 48;
-/// Looks before the first yield: what is already on its way arrives meanwhile.
-const FIRST_LOOKS: u32 = 24;
-/// A yield that took longer gave the processor to somebody else.
-const LONG_YIELD: Duration = Duration::from_nanos(1500);
-/// Long yields in a row that brought nothing, after which a sleep and a bell would have cost less.
-const VAIN_YIELDS: u32 = 16;
-
-/// Longest spin of all, others' time included: a signal that arrives meanwhile ends no call.
-const LONGEST: Duration = Duration::from_millis(5);
-
-/// How [`spin_for`] ended; if what was waited for has not come, with the time since when it is waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spin {
-    /// What was waited for has come.
-    Done,
-    /// It has not.
-    Vain(Instant),
-    /// Nobody waited: on these processors sleeping is the better way now.
-    Declined(Instant),
-}
-
-/// What this process has learned of its processors: is it better to yield them, or to sleep and be woken?
-///
-/// Spinning steals from whoever wants to run, and the kernel does not say whether anyone does. A yield tells: it
-/// returns at once when nobody else is runnable here. If others are, and they are our peers, yielding is far cheaper
-/// than bells. But a task that yields goes behind all others (Linux 6.18 makes it forfeit its slice): among programs that
-/// never yield it loses milliseconds each time. So there is an account: a yield that others answered soon is worth
-/// [`GAIN_NS`], one that took longer than [`ROBBED`] costs its time. Whoever is in debt sleeps at once for some waits, and
-/// for twice as many the next time.
-struct Crowd {
-    /// The account, in nanoseconds.
-    balance: AtomicI64,
-    /// Waits that are still to sleep at once.
-    retreat: AtomicU32,
-    /// How many the next retreat lasts.
-    lesson: AtomicU32,
-}
-
-static CROWD: Crowd =
-    Crowd { balance: AtomicI64::new(0), retreat: AtomicU32::new(0), lesson: AtomicU32::new(LESSONS[0]) };
-
-/// Waits of the first retreat, and of the longest.
-const LESSONS: [u32; 2] = [64, 4096];
-/// What yielding saves instead of sleeping: two wake-ups' time of a processor.
-const GAIN_NS: i64 = 20_000;
-/// Who lets others run loses no more than this among peers that wait for each other.
-const ROBBED: Duration = Duration::from_millis(1);
-/// Most that can be saved up: bad times must be noticed soon.
-const WEALTH_NS: i64 = 10_000_000;
-
-impl Crowd {
-    /// Whether a wait should yield, now that looking has brought nothing.
-    fn yields(&self) -> bool {
-        let retreat = self.retreat.load(Ordering::Relaxed);
-        if retreat > 0 {
-            self.retreat.store(retreat - 1, Ordering::Relaxed);
-        }
-        retreat == 0
-    }
-
-    /// A yield let others run for `took`, and what was waited for has come. Threads that meet here may lose an entry.
-    fn gained(&self, took: Duration) {
-        if took >= ROBBED {
-            self.robbed(took);
-            return;
-        }
-        let balance = self.balance.load(Ordering::Relaxed) + GAIN_NS;
-        self.balance.store(balance.min(WEALTH_NS), Ordering::Relaxed);
-        if balance >= WEALTH_NS {
-            self.lesson.store(LESSONS[0], Ordering::Relaxed);
-        }
-    }
-
-    /// A yield let others run for `took`: too long.
-    fn robbed(&self, took: Duration) {
-        let balance = self.balance.load(Ordering::Relaxed).saturating_sub_unsigned(took.as_nanos() as u64);
-        if balance >= 0 {
-            self.balance.store(balance, Ordering::Relaxed);
-            return;
-        }
-        self.balance.store(0, Ordering::Relaxed);
-        let lesson = self.lesson.load(Ordering::Relaxed);
-        self.retreat.store(lesson, Ordering::Relaxed);
-        self.lesson.store(lesson.saturating_mul(2).min(LESSONS[1]), Ordering::Relaxed);
-    }
-}
-
-/// Spins for up to `budget_ns` of this thread's own time until `done`, which is told whether others have just run for a
-/// while; in all no longer than `limit`. Alone on its processor a thread just looks; if there are others it lets
-/// them run: the peer may be among them.
-pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bool) -> bool) -> Spin {
-    if budget_ns == 0 {
-        return Spin::Vain(Instant::now());
-    }
-    let limit = limit.unwrap_or(LONGEST).min(LONGEST);
-    let budget = Duration::from_nanos(budget_ns).min(limit);
-    fn look(times: u32, done: &mut impl FnMut(bool) -> bool) -> bool {
-        (0..times).any(|_| {
-            let found = done(false);
-            if !found {
-                std::hint::spin_loop();
-            }
-            found
-        })
-    }
-    if look(FIRST_LOOKS, &mut done) {
-        return Spin::Done;
-    }
-    let start = Instant::now();
-    if !CROWD.yields() {
-        return Spin::Declined(start);
-    }
-    let mut before = start;
-    let (mut spent, mut vain) = (Duration::ZERO, 0);
-    while spent < budget {
-        rustix::thread::sched_yield();
-        let after = Instant::now();
-        let took = after.duration_since(before);
-        if took < LONG_YIELD {
-            if look(LOOKS, &mut done) {
-                return Spin::Done;
-            }
-            let now = Instant::now();
-            spent += now.duration_since(before);
-            before = now;
-            continue;
-        }
-        if done(true) {
-            CROWD.gained(took);
-            return Spin::Done;
-        }
-        if took >= ROBBED {
-            CROWD.robbed(took);
-            break;
-        }
-        vain += 1;
-        if vain == VAIN_YIELDS || after.duration_since(start) >= limit {
-            break;
-        }
-        spent += LONG_YIELD;
-        before = after;
-    }
-    Spin::Vain(start)
-}
 
 impl Connection {
     /// Receives as recv(2) does, sleeping if the socket blocks and `flags` allow it.
@@ -287,6 +39,8 @@ impl Connection {
             return self.recv_nothing(fd, flags);
         }
         let at_once = flags & libc::MSG_DONTWAIT != 0;
+        // One that has begun to wait goes on, whatever becomes of `O_NONBLOCK`.
+        let blocks = !at_once && !self.nonblocking.load(Ordering::Relaxed);
         let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && !at_once;
         let mut total = 0;
         let mut vain = VainWaits::default();
@@ -300,10 +54,10 @@ impl Connection {
                         return Ok(total);
                     }
                 }
-                Err(Errno::AGAIN) if self.answers_blindly(at_once) => {
+                Err(Errno::AGAIN) if !blocks && self.answers_blindly(at_once) => {
                     return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
                 }
-                Err(Errno::AGAIN) => match self.wait_readable(fd, at_once) {
+                Err(Errno::AGAIN) => match self.wait_readable(fd, at_once, blocks) {
                     Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => {}
                     Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                     Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
@@ -326,21 +80,36 @@ impl Connection {
         self.blind_reads.fetch_add(1, Ordering::Relaxed) % BLIND_READS == BLIND_READS - 1
     }
 
-    /// recv(2) of no bytes: waits as long as it would for one, and leaves it there.
+    /// recv(2) of no bytes: waits as long as it would for one, and leaves it there. The kernel looks no further once it has waited,
+    /// not even at an error (`tcp_recvmsg_locked`).
     fn recv_nothing(&self, fd: i32, flags: i32) -> Result<usize, Errno> {
         let mut byte = 0u8;
         let list = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         let mut target = Buffers::new(&list)?;
-        match self.recv(fd, &mut target, (flags | libc::MSG_PEEK) & !libc::MSG_TRUNC) {
-            // Its time is up, or a signal came: the kernel looks no further once it has waited (`tcp_recvmsg_locked`).
-            Err(Errno::AGAIN) if flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking(fd) => Ok(0),
-            Err(Errno::INTR) => Ok(0),
-            result => result.map(|_| 0),
+        let at_once = flags & libc::MSG_DONTWAIT != 0;
+        let flags = (flags | libc::MSG_PEEK | libc::MSG_DONTWAIT) & !libc::MSG_TRUNC;
+        match self.recv(fd, &mut target, flags) {
+            Err(Errno::AGAIN) if !at_once && !self.is_nonblocking(fd) => {}
+            result => return result.map(|_| 0),
+        }
+        let mut vain = VainWaits::default();
+        loop {
+            match self.wait_readable(fd, false, false) {
+                Ok(()) if vain.are_enough(|| self.limit(fd, Timeout::Recv, false)) => return Ok(0),
+                Ok(()) => {}
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(0),
+                Err(errno) => return Err(errno),
+            }
+            if self.try_recv(fd, &mut Buffers::new(&list)?, flags) != Err(Errno::AGAIN) {
+                return Ok(0);
+            }
         }
     }
 
     /// Sends as send(2) does, sleeping if the socket blocks and `flags` allow it. Raises no signal.
     pub fn send(&self, fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+        // As in `recv`.
+        let blocks = flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed);
         let mut total = 0;
         let mut deadline = None;
         let mut vain = VainWaits::default();
@@ -372,13 +141,10 @@ impl Connection {
             if source.left() == 0 {
                 return Ok(total);
             }
-            let waited = if flags & libc::MSG_DONTWAIT != 0 || self.is_nonblocking(fd) {
-                Err(Errno::AGAIN)
-            } else {
-                self.wait_writable(fd, &mut deadline)
-            };
+            let at_once = flags & libc::MSG_DONTWAIT != 0 || !blocks && self.is_nonblocking(fd);
+            let waited = if at_once { Err(Errno::AGAIN) } else { self.wait_writable(fd, &mut deadline) };
             match waited {
-                Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Send, false)) => {}
+                Ok(()) if !vain.are_enough(|| self.limit_of_socket(fd, Timeout::Send)) => {}
                 Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                 Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
             }
@@ -390,6 +156,11 @@ impl Connection {
         if at_once || self.is_nonblocking(fd) {
             return Some(Duration::ZERO);
         }
+        self.limit_of_socket(fd, timeout)
+    }
+
+    /// `SO_RCVTIMEO` or `SO_SNDTIMEO`.
+    fn limit_of_socket(&self, fd: i32, timeout: Timeout) -> Option<Duration> {
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         rustix::net::sockopt::socket_timeout(borrowed, timeout).ok().flatten()
@@ -462,7 +233,7 @@ impl Connection {
         left > 0 && (left == u64::MAX || tcp::unread(borrowed).is_ok_and(|unread| unread < left))
     }
 
-    fn wait_readable(&self, fd: i32, at_once: bool) -> Result<(), Errno> {
+    fn wait_readable(&self, fd: i32, at_once: bool, blocks: bool) -> Result<(), Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let spin = if at_once || self.nonblocking.load(Ordering::Relaxed) {
             None
@@ -475,7 +246,13 @@ impl Connection {
             Some(spin)
         };
         let side = self.socket(fd, segment);
-        let result = waiting::sleep_for_data(&side, || self.sleep_for_byte(fd, at_once));
+        let result = waiting::sleep_for_data(&side, || {
+            if blocks && self.nonblocking.load(Ordering::Relaxed) {
+                self.sleep_for_byte_by_poll(fd)
+            } else {
+                self.sleep_for_byte(fd, at_once)
+            }
+        });
         if let Some(spin) = spin {
             self.patience.learn(spin);
         }
@@ -497,6 +274,20 @@ impl Connection {
             Err(errno) => self.note_error(fd, errno),
         }
         Ok(())
+    }
+
+    /// As [`Self::sleep_for_byte`], on a socket that has become non-blocking while the call waited.
+    fn sleep_for_byte_by_poll(&self, fd: i32) -> Result<(), Errno> {
+        let limit = self.limit_of_socket(fd, Timeout::Recv).and_then(|limit| Timespec::try_from(limit).ok());
+        self.block.sleeps.fetch_add(1, Ordering::Relaxed);
+        if restart::poll(fd, libc::POLLIN, limit.as_ref())? == 0 {
+            return Err(Errno::AGAIN);
+        }
+        match self.sleep_for_byte(fd, true) {
+            // Another thread was faster.
+            Err(Errno::AGAIN) => Ok(()),
+            result => result,
+        }
     }
 
     fn wait_writable(&self, fd: i32, deadline: &mut Option<Instant>) -> Result<(), Errno> {
@@ -538,7 +329,8 @@ impl Connection {
         waiting::sleep_for_space(&self.socket(fd, segment), has_space, |clear| {
             // A return to TCP is told by another descriptor.
             let told_here = segment.link().is_none();
-            if clear && told_here && deadline.is_none() && !self.block.has(flag::SHUT_RD) {
+            let sleeps_in_recv = clear && told_here && deadline.is_none() && !self.block.has(flag::SHUT_RD);
+            if sleeps_in_recv && !self.nonblocking.load(Ordering::Relaxed) {
                 self.sleep_for_byte_or_retry(fd)
             } else {
                 self.sleep_for_arrival(fd, *deadline, has_space)
@@ -549,6 +341,8 @@ impl Connection {
     /// As [`Self::sleep_for_byte`], for a sender: `SO_RCVTIMEO` is not its business.
     fn sleep_for_byte_or_retry(&self, fd: i32) -> Result<(), Errno> {
         match self.sleep_for_byte(fd, false) {
+            // Another thread has just made it non-blocking: this call waits on, by other means.
+            Err(Errno::AGAIN) if self.nonblocking.load(Ordering::Relaxed) => Ok(()),
             Err(Errno::AGAIN) => {
                 self.nonblocking.store(true, Ordering::Relaxed);
                 if self.is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(()) }
@@ -630,56 +424,4 @@ fn remaining(deadline: Option<Instant>) -> Result<Option<Timespec>, Errno> {
         return Err(Errno::AGAIN);
     }
     Ok(Some(Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) }))
-}
-
-#[cfg(test)]
-#[cfg(not(loom))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patience_follows_what_waits_are_like() {
-        let longest = settings().spin_ns;
-        let long =
-            || Instant::now().checked_sub(Duration::from_secs(1)).expect("the machine runs for a second");
-        let patience = Patience::new();
-        let mut budgets = vec![];
-        while patience.allowance_ns() > 0 {
-            budgets.push(patience.budget_ns.load(Ordering::Relaxed));
-            patience.learn(Spin::Vain(long()));
-        }
-        assert_eq!(budgets, [longest, longest / 2, longest / 4, longest / 8, longest / 16]);
-        patience.learn(Spin::Declined(long()));
-        assert_eq!(patience.budget_ns.load(Ordering::Relaxed), 0);
-        // A spin would have ended this one.
-        patience.learn(Spin::Vain(Instant::now()));
-        assert_eq!(patience.allowance_ns(), longest);
-        // Nobody tried.
-        patience.learn(Spin::Declined(long()));
-        assert_eq!(patience.allowance_ns(), longest);
-    }
-
-    #[test]
-    fn a_set_that_the_kernel_wakes_more_often_than_memory_does_not_spin() {
-        let patience = Patience::new();
-        let spins = |kernel: u32, memory: u32| {
-            (0..kernel).for_each(|_| patience.ended(true));
-            (0..memory).for_each(|_| patience.ended(false));
-            patience.allowance_ns() > 0
-        };
-        assert_eq!([spins(7, 0), spins(1, 0), spins(0, 1), spins(100, 8)], [true, false, true, false]);
-        assert_eq!([spins(0, 1), spins(1, 1), spins(2, 1)], [true, true, false]);
-    }
-
-    #[test]
-    fn a_waiter_that_does_not_spin_tries_it_ever_less_often() {
-        let patience = Patience::new();
-        patience.budget_ns.store(0, Ordering::Relaxed);
-        let mut gaps = vec![];
-        while gaps.len() < 9 {
-            let waits = (1..).find(|_| patience.allowance_ns() > 0);
-            gaps.push(waits.expect("a trial comes"));
-        }
-        assert_eq!(gaps, [32, 64, 128, 256, 512, 1024, 2048, 4096, 4096]);
-    }
 }

@@ -110,14 +110,15 @@ pub(crate) fn sleep_for_data(
     side: &impl Side,
     sleep: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    {
-        let _guard = side.lock()?;
-        side.incoming().data_armed.0.arm();
-        side.sync();
-        drain(side);
-    }
-    let result = if side.is_readable() { Ok(()) } else { sleep() };
-    side.incoming().data_armed.0.disarm();
+    let armed = &side.incoming().data_armed.0;
+    let announced = announce(side, || armed.arm());
+    let result = match announced {
+        Err(errno) => Err(errno),
+        Ok(_) if side.is_readable() => Ok(()),
+        Ok(_) => sleep(),
+    };
+    armed.disarm();
+    announced?;
     let stays = {
         let _guard = side.lock()?;
         !drain(side)
@@ -127,6 +128,48 @@ pub(crate) fn sleep_for_data(
         side.pause();
     }
     result
+}
+
+/// Announces a sleeper for data, which `arm` does, lets the peer and this side see each other, and drains bells that were counted
+/// before; the receive lock is not held meanwhile, for that may take as long as the network, and others must be able to read. True
+/// if no bell is left that the sleeper would trip over. Fails as the lock does; the sleeper stays announced.
+fn announce(side: &impl Side, arm: impl FnOnce()) -> Result<bool, Errno> {
+    let (incoming, outgoing) = (side.incoming(), side.outgoing());
+    let rung = || incoming.rung.0.count.load(Ordering::Acquire);
+    let drained = || side.drained().load(Ordering::Relaxed);
+    let mut counted = rung();
+    let mut spent = counted != drained();
+    arm();
+    // Once more for bells that come meanwhile.
+    for again in [true, false] {
+        if spent && outgoing.space_armed.0.has_sleepers() {
+            outgoing.space_armed.0.renew();
+        }
+        fence(Ordering::SeqCst);
+        side.sync();
+        // Also for those who have not seen this sleeper, and take bells, or the TCP bytes before them: they are done with that now.
+        let _guard = side.lock()?;
+        if rung() == drained() {
+            return Ok(true);
+        }
+        if !is_settled(side) {
+            return Ok(false);
+        }
+        if incoming.has_news() || outgoing.space_armed.0.has_sleepers() && side.has_space() {
+            return Ok(false);
+        }
+        let count = counted.wrapping_sub(drained());
+        if spent && count.cast_signed() > 0 {
+            side.take_bells(count);
+        }
+        counted = rung();
+        spent = counted != drained();
+        if !spent || !again {
+            break;
+        }
+        incoming.data_armed.0.renew();
+    }
+    Ok(true)
 }
 
 /// Sleeps in `sleep` until `done`, or until something arrives that could have made it so. `sleep` is told whether
@@ -149,10 +192,14 @@ pub(crate) fn sleep_for_space(
 /// that the sleep is one. False if bells or bytes had to stay that would keep waking a call which does not
 /// ask for data.
 pub(crate) fn arm(side: &impl Side, reads: bool, writes: bool) -> bool {
-    let guard = side.lock();
-    let clear = guard.is_ok() && (reads || make_way(side));
-    arm_words(side, writes);
-    guard.is_ok() && drain(side) && clear
+    let clear = reads || side.lock().is_ok_and(|_guard| make_way(side));
+    let announced = announce(side, || {
+        side.incoming().data_armed.0.arm();
+        if writes {
+            side.outgoing().space_armed.0.arm();
+        }
+    });
+    announced == Ok(true) && clear
 }
 
 /// Arms for a registration in an event loop: for data, and for space if it `writes`. Bells that are left over are taken

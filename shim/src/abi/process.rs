@@ -90,7 +90,7 @@ pub unsafe extern "C" fn vfork() -> pid_t {
     unsafe { fork() }
 }
 
-type Strings = *const *const c_char;
+pub(super) type Strings = *const *const c_char;
 
 macro_rules! executes {
     ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
@@ -147,6 +147,52 @@ macro_rules! spawns {
 spawns! {
     posix_spawn;
     posix_spawnp;
+}
+
+/// `posix_spawn_file_actions_adddup2(3)`: a connection that is handed on by it goes back to TCP.
+///
+/// # Safety
+/// As for that function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
+    actions: *mut c_void,
+    fd: c_int,
+    new: c_int,
+) -> c_int {
+    guard(|| {
+        process::hands_on(fd);
+        0
+    });
+    // SAFETY: the program's own arguments.
+    unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, new) }
+}
+
+/// system(3).
+///
+/// # Safety
+/// As for system(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
+    guard(|| {
+        process::before_shell();
+        0
+    });
+    // SAFETY: the program's own argument.
+    unsafe { real::system(command) }
+}
+
+/// popen(3).
+///
+/// # Safety
+/// As for popen(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+    guard(|| {
+        process::before_shell();
+        0
+    });
+    // SAFETY: the program's own arguments.
+    unsafe { real::popen(command, mode) }
 }
 
 /// `_exit(2)`.
@@ -239,6 +285,9 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_epoll_ctl => wait::epoll_ctl(fd, b as c_int, c as c_int, pointer(d)).into(),
             libc::SYS_epoll_pwait => {
                 wait::epoll_pwait(fd, pointer(b), c as c_int, d as c_int, pointer(e)).into()
+            }
+            libc::SYS_epoll_pwait2 => {
+                wait::epoll_pwait2(fd, pointer(b), c as c_int, pointer(d), pointer(e)).into()
             }
             #[cfg(target_arch = "x86_64")]
             libc::SYS_epoll_wait => wait::epoll_wait(fd, pointer(b), c as c_int, d as c_int).into(),

@@ -23,6 +23,15 @@ unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce()
         return kernel();
     }
     // SAFETY: the caller's promise.
+    unsafe { receive_ours(fd, list, flags, kernel) }
+}
+
+/// As [`receive`], of what is a connection of ours.
+///
+/// # Safety
+/// The list's buffers are the program's.
+unsafe fn receive_ours(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+    // SAFETY: the caller's promise.
     cancellable(|| unsafe { stream::receive(fd, list, flags, kernel) })
 }
 
@@ -35,6 +44,20 @@ unsafe fn transmit(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce(
         return kernel();
     }
     // SAFETY: the caller's promise.
+    unsafe { transmit_ours(fd, list, flags, kernel) }
+}
+
+/// As [`transmit`], of what is a connection of ours.
+///
+/// # Safety
+/// The list's buffers are the program's.
+unsafe fn transmit_ours(
+    fd: c_int,
+    list: &[iovec],
+    flags: c_int,
+    kernel: impl FnOnce() -> ssize_t,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
     cancellable(|| unsafe { stream::transmit(fd, list, flags, kernel) })
 }
 
@@ -46,12 +69,19 @@ unsafe fn transmit(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce(
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
     unsafe {
-        if count == 0 {
-            // Unlike recv(2) it looks at nothing (`sock_read_iter` of net/socket.c).
+        // Of nothing: unlike recv(2) it looks at nothing (`sock_read_iter` of net/socket.c).
+        if count == 0 || !stream::is_connection(fd) {
             return real::read(fd, buffer, count);
         }
-        receive(fd, &one(buffer.cast(), count), 0, || real::read(fd, buffer, count))
+        read_ours(fd, buffer, count)
     }
+}
+
+/// As the three like it, out of line: what is not ours needs no frame, and is only passed on.
+#[inline(never)]
+unsafe fn read_ours(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
+    // SAFETY: the program's own buffer.
+    unsafe { receive_ours(fd, &one(buffer.cast(), count), 0, || real::read(fd, buffer, count)) }
 }
 
 /// `read` as fortified programs call it (glibc, `_FORTIFY_SOURCE`).
@@ -72,7 +102,18 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, count: size_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
-    unsafe { receive(fd, &one(buffer.cast(), count), flags, || real::recv(fd, buffer, count, flags)) }
+    unsafe {
+        if !stream::is_connection(fd) {
+            return real::recv(fd, buffer, count, flags);
+        }
+        recv_ours(fd, buffer, count, flags)
+    }
+}
+
+#[inline(never)]
+unsafe fn recv_ours(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own buffer.
+    unsafe { receive_ours(fd, &one(buffer.cast(), count), flags, || real::recv(fd, buffer, count, flags)) }
 }
 
 /// `recv` as fortified programs call it.
@@ -262,8 +303,20 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
     cancellable(|| {
-        // SAFETY: one of the program's messages.
-        for_each_message(messages, count, |message, _| Some(unsafe { send_message(fd, message, flags) }))
+        let mut whole = true;
+        for_each_message(messages, count, |message, _| {
+            if !whole {
+                return None;
+            }
+            // SAFETY: one of the program's messages.
+            let sent = unsafe { send_message(fd, message, flags) };
+            // SAFETY: as above.
+            let list = unsafe { message_list(message) };
+            // Behind one that was not sent whole nothing follows, or there would be a gap (`__sys_sendmmsg` of net/socket.c).
+            whole =
+                list.is_none_or(|list| usize::try_from(sent).is_ok_and(|sent| sent == stream::length(list)));
+            Some(sent)
+        })
     })
 }
 
@@ -303,7 +356,18 @@ fn for_each_message(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
-    unsafe { transmit(fd, &one(buffer.cast(), count), 0, || real::write(fd, buffer, count)) }
+    unsafe {
+        if !stream::is_connection(fd) {
+            return real::write(fd, buffer, count);
+        }
+        write_ours(fd, buffer, count)
+    }
+}
+
+#[inline(never)]
+unsafe fn write_ours(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
+    // SAFETY: the program's own buffer.
+    unsafe { transmit_ours(fd, &one(buffer.cast(), count), 0, || real::write(fd, buffer, count)) }
 }
 
 /// writev(2).
@@ -331,7 +395,18 @@ pub unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
-    unsafe { transmit(fd, &one(buffer.cast(), count), flags, || real::send(fd, buffer, count, flags)) }
+    unsafe {
+        if !stream::is_connection(fd) {
+            return real::send(fd, buffer, count, flags);
+        }
+        send_ours(fd, buffer, count, flags)
+    }
+}
+
+#[inline(never)]
+unsafe fn send_ours(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the program's own buffer.
+    unsafe { transmit_ours(fd, &one(buffer.cast(), count), flags, || real::send(fd, buffer, count, flags)) }
 }
 
 /// sendto(2). On a connected TCP socket the address is ignored, as the kernel does.

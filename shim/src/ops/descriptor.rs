@@ -203,6 +203,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             0
         } else {
             block.raise(flag::SHUT_RD);
+            connection.go_deaf();
             // Wakes this side's sleepers. Without SHUT_WR, bells still pass to the peer.
             match call() {
                 // The peer's kernel has reset it, for unread bells.

@@ -29,8 +29,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use thallus_transport::arena::State;
+use thallus_transport::connection::Waits;
 use thallus_transport::reason::Reason;
-use thallus_transport::wait::{Spin, spin_for};
+use thallus_transport::spin::{Spin, spin_for};
 
 pub(crate) use self::early::{connects, unwatched};
 use self::member::{EXCLUSIVE, Member, ONESHOT};
@@ -209,6 +210,15 @@ impl Members {
     }
 }
 
+/// How this process waits for the connection of this slot by epoll sets.
+pub(crate) fn waits(slot: &'static Slot) -> Waits {
+    match memberships(slot) {
+        Some(all) if all.iter().any(|(set, _)| set.is_awaited()) => Waits::Seen,
+        Some(all) if all.is_empty() => Waits::None,
+        _ => Waits::Registered,
+    }
+}
+
 /// A connection of this slot left TCP.
 pub(crate) fn became_active(slot: &'static Slot) {
     for (set, fd) in memberships(slot).unwrap_or_default() {
@@ -291,25 +301,32 @@ pub(crate) fn wait(
     mask: *const sigset_t,
 ) -> Result<i32, Errno> {
     let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    if !set.awaited.load(Ordering::Relaxed) {
+        set.begin_to_wait();
+    }
     if set.active.load(Ordering::SeqCst) > 0 {
         return set.wait(epfd, events, timeout, mask).map(count);
     }
     // A connection that another thread adds, or that leaves TCP, while this thread sleeps is armed at
     // once, because the thread is counted: its bell ends the sleep, and the report is sorted out here.
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let deadline = deadline_of(timeout);
     loop {
-        let look = set.looks();
-        let got = set.asleep(|| kernel(epfd, events, remaining(deadline), mask));
-        let kept = got.map(|got| {
-            let plain = set.active.load(Ordering::SeqCst) == 0 && !set.one_shots.load(Ordering::SeqCst);
-            if plain { got } else { set.sort_out(events, got, false).0 }
-        });
+        let left = if timeout == Some(Duration::ZERO) { timeout } else { remaining(deadline) };
+        let look = set.begins_to_sleep();
+        let got = kernel(epfd, events, left, mask);
+        let (look, plain) = set.woke(look);
+        let kept = got.map(|got| if plain { got } else { set.sort_out(events, got, false).0 });
         set.looked(look);
         match (got, kept) {
             (Ok(got), Ok(0)) if got > 0 => {}
             (_, kept) => return kept.map(count),
         }
     }
+}
+
+/// When a wait of `timeout` that begins now ends; `None` if it does not, or does not wait at all.
+fn deadline_of(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.filter(|timeout| !timeout.is_zero()).and_then(|timeout| Instant::now().checked_add(timeout))
 }
 
 impl Set {
@@ -332,19 +349,24 @@ impl Set {
         timeout: Option<Duration>,
         mask: *const sigset_t,
     ) -> Result<usize, Errno> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut begun = None;
         loop {
             let round = self.rounds.fetch_add(1, Ordering::Relaxed);
             // The kernel's own descriptors come first now and then, or busy rings would hide them.
-            let have = if round.is_multiple_of(MEMORY_ONLY) { self.glance(epfd, events)? } else { 0 };
+            let asked = round.is_multiple_of(MEMORY_ONLY);
+            let have = if asked { self.glance(epfd, events)?.0 } else { 0 };
             let ready = have + self.collect(&mut events[have..], round, false);
             if ready > 0 {
                 return Ok(ready);
             }
             if timeout == Some(Duration::ZERO) {
-                let have = self.glance(epfd, events)?;
-                return Ok(have + self.collect(&mut events[have..], round, false));
+                let (have, anything) = if asked { (0, false) } else { self.glance(epfd, events)? };
+                // What memory shows is news only if the kernel had something to say.
+                let more = if anything { self.collect(&mut events[have..], round, false) } else { 0 };
+                return Ok(have + more);
             }
+            // Not before it is needed: most waits of a busy loop end above.
+            let deadline = *begun.get_or_insert_with(|| deadline_of(timeout));
             let (spin, count) = self.spin(epfd, events, remaining(deadline))?;
             if count > 0 {
                 return Ok(count);
@@ -428,18 +450,21 @@ impl Set {
     }
 
     /// What the kernel reports at once, but for what memory shows of connections that are hot: [`Self::collect`] finds that,
-    /// and it must not hide the kernel's own descriptors from who takes few events at a time.
-    fn glance(&'static self, epfd: i32, events: &mut [epoll_event]) -> Result<usize, Errno> {
+    /// and it must not hide the kernel's own descriptors from who takes few events at a time. Also whether the kernel
+    /// reported anything.
+    fn glance(&'static self, epfd: i32, events: &mut [epoll_event]) -> Result<(usize, bool), Errno> {
         let look = self.looks();
         let mut turns = self.active.load(Ordering::Relaxed).min(PASSED_OVER);
+        let mut anything = false;
         let kept = loop {
             let got = match kernel(epfd, events, Some(Duration::ZERO), std::ptr::null()) {
                 Ok(got) => got,
                 Err(errno) => break Err(errno),
             };
+            anything |= got > 0;
             let (kept, _) = self.sort_out(events, got, self.is_awake());
             if kept > 0 || got < events.len() || turns == 0 {
-                break Ok(kept);
+                break Ok((kept, anything));
             }
             turns -= 1;
         };
@@ -463,7 +488,7 @@ impl Set {
                 return true;
             }
             if glances.are_due(others_ran) {
-                found = self.glance(epfd, events);
+                found = self.glance(epfd, events).map(|(kept, _)| kept);
                 return found != Ok(0);
             }
             false
@@ -531,18 +556,6 @@ impl Set {
         });
         members.hot = hot;
         (armed, ready)
-    }
-
-    /// Runs `sleep` as a sleeper on this set.
-    fn asleep<T>(&'static self, sleep: impl FnOnce() -> T) -> T {
-        let count = |by: i32| {
-            let _members = self.lock();
-            self.sleepers.fetch_add(by.cast_unsigned(), Ordering::SeqCst);
-        };
-        count(1);
-        let result = sleep();
-        count(-1);
-        result
     }
 
     /// Sorts out what the kernel reported at `events[..count]`: reports on upgraded connections become what the

@@ -2,6 +2,7 @@
 //!
 //! Connections that left TCP are asked in memory; everything else, and all sleeping, is the kernel's.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{pollfd, sigset_t, timespec};
@@ -9,8 +10,8 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 use thallus_transport::arena::flag;
 use thallus_transport::ready::bit;
+use thallus_transport::spin::{Spin, spin_for};
 use thallus_transport::uninterrupted::Descriptor;
-use thallus_transport::wait::{Spin, spin_for};
 
 use crate::cancel::point;
 use crate::table::{self, Call, Guest};
@@ -60,6 +61,12 @@ pub(crate) fn concerns_us(fds: &[pollfd]) -> bool {
     fds.iter().any(|fd| table::is_awaited(fd.fd))
 }
 
+/// Whether a wait tells how the program waits for bytes. One for room tells nothing before the first of them: so the program's
+/// library may have waited for a connect (`TcpStream::connect_timeout` of Rust's std), and its event loop waits otherwise.
+fn is_telling(asked: &pollfd, has_carried: impl Fn() -> bool) -> bool {
+    asked.events & (libc::POLLIN | libc::POLLRDNORM) != 0 || has_carried()
+}
+
 /// Waits as ppoll(2) does.
 pub(crate) fn wait(
     fds: &mut [pollfd],
@@ -75,10 +82,22 @@ pub(crate) fn wait(
     let (mut polled, mut plain) = (SmallVec::<[Polled; FEW]>::new(), Vec::new());
     for (index, fd) in fds.iter().enumerate() {
         match table::enter_for_io(fd.fd) {
-            Some(Guest::Call(call)) if call.is_active(fd.fd) => {
-                polled.push(Polled { index, call, armed: false, clear: true });
+            Some(Guest::Call(call)) => {
+                if is_telling(fd, || call.connection().has_carried()) {
+                    call.slot.note_wait(call.connection());
+                }
+                if call.is_active(fd.fd) {
+                    polled.push(Polled { index, call, armed: false, clear: true });
+                } else {
+                    plain.push(Guest::Call(call));
+                }
             }
-            Some(guest) => plain.push(guest),
+            Some(Guest::Visit(visit)) => {
+                if is_telling(fd, || visit.has_carried()) {
+                    visit.note_wait();
+                }
+                plain.push(Guest::Visit(visit));
+            }
             None => {}
         }
     }
@@ -138,7 +157,7 @@ fn wait_mixed(
             for one in polled.iter().filter(|one| fds[one.index].revents != 0) {
                 one.call.connection().patience.restore();
                 let hits = &one.call.connection().block.spin_hits;
-                hits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                hits.fetch_add(1, Ordering::Relaxed);
             }
             if ready > 0 && only_ours && !overlooks(fds, polled) {
                 return Ok(ready);
@@ -266,7 +285,7 @@ fn sleep(
         let asked = u32::from(fds[one.index].events.cast_unsigned());
         one.clear = one.call.connection().arm(fds[one.index].fd, asked);
         one.armed = true;
-        one.call.connection().block.sleeps.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        one.call.connection().block.sleeps.fetch_add(1, Ordering::Relaxed);
     }
     let news = if take_stock(fds, polled) > 0 { News::Here } else { News::of(fds, polled) };
     let result = if matches!(news, News::Here) {

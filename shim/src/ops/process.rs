@@ -169,29 +169,57 @@ pub(crate) extern "C" fn after_vfork(result: i32) -> i32 {
     result
 }
 
-/// A program is about to be started beside this one, or in its place: what it inherits, no hook may see. A connection that
-/// has left TCP comes back if it is one of the standard descriptors, which programs use that know of no others. Those
-/// that are inherited by chance, as by system(3), stay.
+/// The descriptors that programs use that know of no others.
+const STANDARD: std::ops::RangeInclusive<i32> = 0..=libc::STDERR_FILENO;
+
+/// A program is about to be started beside this one: what it inherits, no hook may see. A connection that has left TCP comes
+/// back if it is one of the standard descriptors. Those that are inherited by chance stay.
 pub(crate) fn before_spawn() {
+    errno::keep(|| settle_inherited(|fd, _| STANDARD.contains(&fd)));
+}
+
+/// Settles those connections that a program inherits that is about to start, and that it is to use, as `uses` tells.
+fn settle_inherited(uses: impl Fn(i32, &Block) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    for fd in table::descriptors() {
+        if closes_on_exec(fd) {
+            continue;
+        }
+        let Some(call) = table::enter(fd) else { continue };
+        let connection = call.connection();
+        if uses(fd, connection.block) {
+            connection.settle(fd, Reason::InheritedByExec, deadline);
+        } else {
+            connection.pin_inherited(fd, Reason::InheritedByExec, deadline);
+        }
+    }
+}
+
+/// libc is about to start a shell beside this program, which knows of the standard descriptors alone.
+pub(crate) fn before_shell() {
     let deadline = Instant::now() + PATIENCE;
     errno::keep(|| {
-        for fd in table::descriptors() {
+        for fd in STANDARD {
             if !closes_on_exec(fd) {
-                const STANDARD: std::ops::RangeInclusive<i32> = 0..=libc::STDERR_FILENO;
-                if STANDARD.contains(&fd) {
-                    stream::settle_until(fd, Reason::InheritedByExec, deadline);
-                } else if let Some(call) = table::enter(fd) {
-                    call.connection().pin_inherited(fd, Reason::InheritedByExec, deadline);
-                }
+                stream::settle_until(fd, Reason::InheritedByExec, deadline);
             }
         }
     });
 }
 
-/// A program is about to replace this one. Gives back what [`exec_failed`] takes.
+/// The program says that one it is going to start is to have `fd`.
+pub(crate) fn hands_on(fd: i32) {
+    errno::keep(|| stream::settle(fd, Reason::InheritedByExec));
+}
+
+/// A program is about to replace this one. A connection that nobody else has can be meant for it alone. Gives back what
+/// [`exec_failed`] takes.
 pub(crate) fn before_exec() -> Vec<&'static Block> {
-    before_spawn();
-    if is_stranger() {
+    // A vfork child's connections are its parent's.
+    let is_stranger = is_stranger();
+    let is_heir = |block: &Block| !is_stranger && block.held_only_by(process::id());
+    errno::keep(|| settle_inherited(|fd, block| STANDARD.contains(&fd) || is_heir(block)));
+    if is_stranger {
         return Vec::new();
     }
     settle_fabrics();

@@ -135,7 +135,8 @@ fn is_short(result: isize, asked: usize) -> bool {
     usize::try_from(result).map_or_else(|_| errno::now() == Errno::AGAIN, |sent| sent < asked)
 }
 
-fn length(list: &[libc::iovec]) -> usize {
+/// Bytes of all buffers together.
+pub(crate) fn length(list: &[libc::iovec]) -> usize {
     list.iter().fold(0, |sum, piece| sum.saturating_add(piece.iov_len))
 }
 

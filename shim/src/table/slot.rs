@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use thallus_transport::arena::State;
-use thallus_transport::connection::Connection;
+use thallus_transport::connection::{Connection, Waits};
 use thallus_transport::process;
 use thallus_transport::uninterrupted::Uninterrupted;
 
@@ -28,6 +28,8 @@ pub(crate) struct Slot {
     life: AtomicU32,
     /// Some epoll set makes the kernel report this connection, because it is ready in memory.
     pub(crate) kicked: AtomicBool,
+    /// This process has waited for it by a hook: poll, select or an epoll set.
+    pub(crate) awaited: AtomicBool,
     /// What follows from the connection's return to TCP has been done.
     returned: AtomicBool,
     /// Whether this process did I/O on it: if not, it is not in its statistics.
@@ -83,7 +85,7 @@ impl Call {
             return false;
         }
         errno::keep(|| {
-            connection.approach(fd, || self.is_sole());
+            connection.approach(fd, || self.is_sole(), || self.waits());
             self.note_active(fd);
         });
         connection.is_active()
@@ -91,6 +93,10 @@ impl Call {
 
     fn is_sole(&self) -> bool {
         self.slot.holds.load(Ordering::SeqCst) % FD == USER
+    }
+
+    fn waits(&self) -> Waits {
+        if self.slot.awaited.load(Ordering::Relaxed) { Waits::Seen } else { ops::epoll::waits(self.slot) }
     }
 
     fn note_active(&self, fd: i32) {
@@ -121,6 +127,7 @@ impl Slot {
         slot.used.store(used, Ordering::Relaxed);
         slot.last.store(false, Ordering::Relaxed);
         slot.returned.store(false, Ordering::Relaxed);
+        slot.awaited.store(false, Ordering::Relaxed);
         // Whoever still looks at the slot's last connection comes and goes.
         slot.holds.fetch_add(FD + USER, Ordering::SeqCst);
         slot.life.fetch_add(1, Ordering::SeqCst);
@@ -135,6 +142,7 @@ impl Slot {
             holds: AtomicU64::new(0),
             life: AtomicU32::new(0),
             kicked: AtomicBool::new(false),
+            awaited: AtomicBool::new(false),
             returned: AtomicBool::new(false),
             used: AtomicBool::new(false),
             last: AtomicBool::new(false),
@@ -144,6 +152,15 @@ impl Slot {
             slots.push(slot);
         }
         slot
+    }
+
+    /// This process waits by a hook for `connection`, which is this slot's.
+    #[inline]
+    pub(crate) fn note_wait(&self, connection: &Connection) {
+        if !self.awaited.load(Ordering::Relaxed) {
+            self.awaited.store(true, Ordering::Relaxed);
+            connection.wait_was_seen();
+        }
     }
 
     /// Counts the caller in; it knows that the slot is alive.

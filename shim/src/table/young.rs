@@ -25,8 +25,8 @@ const ADULT: usize = 4;
 /// The entry of a young connection.
 ///
 /// ```text
-///  63 … 32     31 … 16  15 … 8  7     6 … 5  4     3          2       1 … 0
-///  generation  port     visits  poor  calls  used  connected  server  YOUNG
+///  63 … 32     31 … 16  15 … 9  8        7     6 … 5  4     3          2       1 … 0
+///  generation  port     visits  awaited  poor  calls  used  connected  server  YOUNG
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Young(usize);
@@ -39,8 +39,9 @@ const USED: usize = 1 << 4;
 const CALL: usize = 1 << 5;
 const CALLS: usize = 3 << 5;
 const POOR: usize = 1 << 7;
-const VISIT: usize = 1 << 8;
-const VISITS: usize = 0xff << 8;
+const AWAITED: usize = 1 << 8;
+const VISIT: usize = 1 << 9;
+const VISITS: usize = 0x7f << 9;
 
 impl Young {
     /// A connection that nobody has used yet.
@@ -109,6 +110,9 @@ impl Young {
             slot.holds.fetch_add(u64::from(now.visits()) * USER, Ordering::SeqCst);
             match cell.compare_exchange(now.0, adult, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => {
+                    if now.0 & AWAITED != 0 {
+                        slot.awaited.store(true, Ordering::Relaxed);
+                    }
                     moved.extend((0..now.visits()).map(|_| (self.generation(), slot)));
                     // SAFETY: the caller is counted in.
                     drain(fd, unsafe { slot.connection() }.block);
@@ -233,6 +237,18 @@ impl Visit {
     /// The call has received so many bytes.
     pub(crate) fn received(&mut self, count: u64) {
         self.received += count;
+    }
+
+    /// Whether the connection has carried bytes of the application's.
+    pub(crate) fn has_carried(&self) -> bool {
+        BYTES[self.fd as usize].load(Ordering::SeqCst) != 0
+    }
+
+    /// This process waits by a hook for the connection.
+    pub(crate) fn note_wait(&self) {
+        let ours = |word: usize| Young::of(word).is_some_and(|young| young.generation() == self.generation);
+        let awaited = |word: usize| (ours(word) && word & AWAITED == 0).then_some(word | AWAITED);
+        let _ = TABLE[self.fd as usize].fetch_update(Ordering::SeqCst, Ordering::SeqCst, awaited);
     }
 
     /// The connection is no longer young.

@@ -18,6 +18,7 @@ mod flags;
 mod handing_on;
 pub mod helpers;
 mod hostile;
+mod inside_libc;
 mod killed;
 mod lending;
 mod lying;
@@ -33,6 +34,7 @@ mod switching;
 mod threads;
 mod timeouts;
 mod unaffected;
+mod unseen;
 mod waiting;
 
 /// Named counts of connections that one side must leave in its statistics.
@@ -210,6 +212,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("connecting", connecting::ALL),
     ("unaffected", unaffected::ALL),
     ("waiting", waiting::ALL),
+    ("unseen", unseen::ALL),
     ("scarce", scarce::ALL),
     ("hostile", hostile::ALL),
     ("processes", processes::ALL),
@@ -217,6 +220,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("killed", killed::ALL),
     ("dying", dying::ALL),
     ("handing_on", handing_on::ALL),
+    ("inside_libc", inside_libc::ALL),
     ("returning", returning::ALL),
     ("lending", lending::ALL),
 ];

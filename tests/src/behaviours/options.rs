@@ -1,5 +1,6 @@
 //! Questions to a socket and its settings: ioctl, fcntl, getsockopt.
 
+use super::peers::{drains_on_demand, fill};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd};
 use crate::say;
@@ -10,6 +11,11 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("nonblocking_by_ioctl", nonblocking_by_ioctl, sends_in_steps),
     Behaviour::connected("nonblocking_by_fcntl", nonblocking_by_fcntl, sends_in_steps),
     Behaviour::connected("nonblocking_while_another_thread_reads", nonblocking_while_reading, sends_in_steps),
+    Behaviour::connected(
+        "nonblocking_while_another_thread_sends",
+        nonblocking_while_sending,
+        drains_on_demand,
+    ),
     Behaviour::connected("what_a_socket_is", what_a_socket_is, waits),
     Behaviour::connected("options_of_tcp", options_of_tcp, waits),
     Behaviour::connected("addresses", addresses, waits),
@@ -116,6 +122,25 @@ fn nonblocking_while_reading(side: &Side, fd: Fd) {
         side.sync("sent");
     }
     receive_exactly_nonblocking(fd, 310);
+    side.sync("done");
+}
+
+fn nonblocking_while_sending(side: &Side, fd: Fd) {
+    let filled = fill(fd);
+    side.sync("full");
+    let piece = vec![b'f'; 1 << 20];
+    side.tell((filled + piece.len()) as u64);
+    let sent = while_blocked(
+        || calls::send(fd, &piece, 0),
+        || {
+            calls::quietly(|| calls::set_nonblocking(fd, true)).expect("FIONBIO");
+            side.sync("drain now");
+        },
+    );
+    assert_eq!(sent, Ok(piece.len()));
+    side.sync("drained");
+    fill(fd);
+    assert_eq!(calls::quietly(|| calls::send(fd, &piece, 0)), Err(Errno::EAGAIN));
     side.sync("done");
 }
 

@@ -49,9 +49,13 @@ pub(super) const ALL: &[Behaviour] = &[
         offers_and_empties,
         Tally::Upgraded(1),
     )
-    .environment(&[("THALLUS_SPIN_US", "0")]),
+    .environment(&[("THALLUS_SPIN_US", "0")])
+    // The server speaks first.
+    .over_verbs(Tally::Mixed(0, &[("peer-spoke-first", 1)]), Tally::Mixed(0, &[("peer-without-thallus", 1)])),
     Behaviour::whole("more_than_was_there", reads_more_than_was_there, fills_both, Tally::Upgraded(1))
-        .environment(&[("THALLUS_RING", "64K")]),
+        .environment(&[("THALLUS_RING", "64K")])
+        // The server answers nothing.
+        .over_verbs(Tally::Mixed(0, &[("no-answer", 1)]), Tally::Mixed(0, &[("no-answer", 1)])),
     Behaviour::whole("room_all_along", writes_bit_by_bit, empties_and_asks, Tally::Upgraded(1)),
     Behaviour::whole(
         "room_all_along_in_a_nested_set",
@@ -110,7 +114,10 @@ fn reads_more_than_was_there(side: &Side) {
     calls::epoll_add(epfd, fd, libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET, 1).expect("EPOLL_CTL_ADD");
     side.sync("full");
     let mut pattern = Pattern::new(41);
-    for _ in 0..20 {
+    for count in 0..20 {
+        if count == 6 {
+            is_seen_to_wait(fd);
+        }
         pattern.expect(&calls::recv(fd, 10, 0).expect("recv"));
     }
     side.sync("answered");
@@ -130,6 +137,11 @@ fn reads_more_than_was_there(side: &Side) {
     side.sync("done");
 }
 
+/// Or the connection would stay on TCP.
+fn is_seen_to_wait(fd: Fd) {
+    quietly(|| calls::poll(&[(fd, libc::POLLIN)], 0)).expect("poll");
+}
+
 /// Fills TCP's buffers, and then the ring.
 fn fills_both(side: &Side) {
     let fd = side.connect();
@@ -137,6 +149,7 @@ fn fills_both(side: &Side) {
     for _ in 0..12 {
         assert_eq!(quietly(|| calls::recv(fd, 1, 0)), Err(Errno::EAGAIN));
     }
+    is_seen_to_wait(fd);
     let mut pattern = Pattern::new(41);
     let mut fill = || {
         quietly(|| {

@@ -1,6 +1,6 @@
 //! What waiting costs: no CPU once it sleeps, and no thread.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Behaviour;
 use super::peers::{fill, waits};
@@ -18,6 +18,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("asleep_in_send", asleep_in_send, waits).takes_long(),
     Behaviour::connected("asleep_until_writable", asleep_until_writable, waits).takes_long(),
     Behaviour::connected("both_asleep", asleep_in_recv, asleep_in_recv).takes_long(),
+    Behaviour::connected("woken_by_others", woken_by_others, waits)
+        .environment(&[("THALLUS_SPIN_US", "5000")])
+        .takes_long(),
     Behaviour::connected("no_thread", no_thread, waits),
 ];
 
@@ -105,6 +108,25 @@ fn asleep_until_writable(side: &Side, fd: Fd) {
     calls::epoll_add(epfd, fd, libc::EPOLLIN | libc::EPOLLOUT, 1).expect("EPOLL_CTL_ADD");
     costs_nothing(|| assert_eq!(calls::epoll_wait(epfd, 8, IDLE_MS), Ok(vec![])));
     costs_nothing(|| assert_eq!(calls::poll(&[(fd, libc::POLLOUT)], IDLE_MS), Ok(vec![0])));
+    side.sync("done");
+}
+
+/// A set that only the kernel's own descriptors wake, time after time, soon stops to spin for its connection.
+fn woken_by_others(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    let (before, start) = (cpu_time(), Instant::now());
+    for _ in 0..300 {
+        quietly(|| {
+            let timer = calls::timerfd(Duration::from_millis(2)).expect("timerfd");
+            calls::epoll_add(epfd, timer, libc::EPOLLIN, 2).expect("EPOLL_CTL_ADD");
+            let ready = calls::epoll_wait(epfd, 8, -1).expect("epoll_wait");
+            assert_eq!(ready.iter().map(|event| event.data).collect::<Vec<_>>(), [2]);
+            calls::close(timer).expect("close");
+        });
+    }
+    let (used, took) = (cpu_time() - before, start.elapsed());
+    assert!(used < took / 3, "{used:?} of CPU time in {took:?}");
     side.sync("done");
 }
 

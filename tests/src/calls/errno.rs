@@ -54,3 +54,9 @@ impl fmt::Debug for Errno {
 }
 
 impl std::error::Error for Errno {}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+}

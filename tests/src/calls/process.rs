@@ -191,9 +191,21 @@ impl Program {
         Self { path, arguments: all, environment }
     }
 
+    /// The path, arguments and environment as exec(3) takes them.
+    pub(super) fn pointers(
+        &self,
+    ) -> (*const libc::c_char, Vec<*const libc::c_char>, Vec<*const libc::c_char>) {
+        (self.path.as_ptr(), pointers(&self.arguments), pointers(&self.environment))
+    }
+
     /// A program that is not there.
     pub fn missing() -> Self {
         Self { path: c"/nowhere/nothing".to_owned(), arguments: Vec::new(), environment: Vec::new() }
+    }
+
+    /// The same with `count` arguments.
+    pub fn missing_with(count: usize) -> Self {
+        Self { arguments: vec![c"nothing".to_owned(); count], ..Self::missing() }
     }
 
     /// execve(2). Does not return unless it fails.

@@ -3,6 +3,9 @@
 use std::os::raw::{c_int, c_short};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::BorrowedFd;
+
 use super::show::{epoll_events, poll_events};
 use super::signal::SignalSet;
 use super::transcript::{noted, noted_number};
@@ -242,6 +245,31 @@ pub fn epoll_pwait_until(
         // SAFETY: there is room for `max` events; timeout and mask are null or outlive the call.
         unsafe { epoll_pwait2(epfd, events, max, pointer(spec.as_ref()), SignalSet::pointer(mask)) }
     })
+}
+
+/// epoll_pwait2(2) for ever, by syscall(2).
+pub fn epoll_pwait_by_syscall(epfd: Fd, max: usize) -> Outcome<Vec<Ready>> {
+    epoll_waited("syscall(SYS_epoll_pwait2)", epfd, max, "for ever", |events, max| {
+        let none = std::ptr::null::<libc::c_void>();
+        // SAFETY: there is room for `max` events.
+        unsafe { libc::syscall(libc::SYS_epoll_pwait2, epfd, events, max, none, none, 8_usize) as c_int }
+    })
+}
+
+/// epoll_wait(2) for ever, by a system call that no hook sees. How many are ready.
+pub fn unseen_epoll_wait(epfd: Fd) -> Outcome<usize> {
+    // SAFETY: the caller's descriptor, which is open.
+    let epfd = unsafe { BorrowedFd::borrow_raw(epfd) };
+    let mut events = Vec::with_capacity(4);
+    rustix::event::epoll::wait(epfd, rustix::buffer::spare_capacity(&mut events), None).map_err(Errno::from)
+}
+
+/// poll(2) for ever on one descriptor, by a system call that no hook sees. How many are ready.
+pub fn unseen_poll(fd: Fd, events: c_short) -> Outcome<usize> {
+    // SAFETY: the caller's descriptor, which is open.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::from_bits_retain(events.cast_unsigned()))];
+    rustix::event::poll(&mut fds, None).map_err(Errno::from)
 }
 
 fn epoll_waited(

@@ -22,6 +22,7 @@ pub(super) struct Actor {
     /// The descriptor that was closed last: it may have been given out again.
     pub(super) closed: Option<Fd>,
     pub(super) gone: bool,
+    pub(super) killed: bool,
     /// What its thread does. A large write counts until it has been read: how soon it is done depends on buffers.
     pub(super) started: Option<Op>,
     /// Such a write is done.

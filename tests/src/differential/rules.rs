@@ -7,7 +7,7 @@
 //! [`admit`]. What is made, but not compared, or not in full: [`show`].
 
 use super::model::{Connection, Kind, Model, Who};
-use super::program::{End, Flag, How, Op, PollBy, ReceiveBy, SendBy};
+use super::program::{End, Flag, How, Op, PollBy, ReceiveBy, SendBy, SocketOption};
 use super::wire::{Reply, bytes_of, digest};
 use crate::calls::{Errno, Fd};
 
@@ -70,6 +70,12 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         }
         Op::Wait { .. } => {}
         _ if in_thread => return Err("it never waits"),
+        // docs/limitations.md: what happens to the other direction does not end a read of nothing.
+        Op::Shutdown { how: How::Writing, .. }
+            if model.started(end).is_some_and(|(_, op)| matches!(op, Op::Receive { len: 0, .. })) =>
+        {
+            return Err("a thread of this end waits for nothing");
+        }
         // docs/limitations.md: then both directions have ended, and poll(2) is not told.
         Op::Shutdown { fd, how } if *how != How::Reading => {
             let polls = model.started(end).is_some_and(|(_, op)| matches!(op, Op::Poll { .. }));
@@ -250,9 +256,11 @@ fn shown(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
             Some((_, connection, flow)) if flow.loose || connection.wild => "sent or not".to_owned(),
             _ => plain(),
         },
-        Op::Receive { fd, flags, .. } => match flow_of(*fd, end.other()) {
+        Op::Receive { fd, flags, by, .. } => match flow_of(*fd, end.other()) {
             Some((index, connection, flow)) => {
-                if reply.error == 0 && !reply.waits && !flags.contains(&Flag::Trunc) {
+                // Several messages that are looked at begin with the same bytes.
+                let is_twice = *by == ReceiveBy::Recvmmsg && flags.contains(&Flag::Peek);
+                if reply.error == 0 && !reply.waits && !flags.contains(&Flag::Trunc) && !is_twice {
                     let stream = model.stream(index, end.other(), flow.received);
                     if digest(&bytes_of(stream, reply.value as usize)) != reply.digest {
                         return format!("{} WRONG BYTES", plain());
@@ -271,10 +279,16 @@ fn shown(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
             }
             _ => plain(),
         },
+        // Whether a reset has come.
+        Op::GetOption { fd, option: SocketOption::Error }
+            if flow_of(*fd, end).is_some_and(|(_, connection, _)| connection.wild) =>
+        {
+            "some".to_owned()
+        }
         // docs/limitations.md: once the connection is over there may be a peer's address, where the kernel forgets it.
         Op::Addresses { fd }
             if flow_of(*fd, end).is_some_and(|(_, connection, _)| {
-                connection.reset || connection.flows.iter().all(|flow| flow.ended)
+                connection.reset || connection.wild || connection.flows.iter().all(|flow| flow.ended)
             }) =>
         {
             "some".to_owned()

@@ -281,8 +281,10 @@ impl Run {
                     connection.shut[end][0] |= *how != How::Writing;
                     connection.shut[end][1] |= *how != How::Reading;
                     connection.flows[end].ended |= *how != How::Reading;
-                    // What is under way is answered by a reset, or has arrived.
-                    connection.wild |= connection.shut[end][0] && connection.flows[1 - end].loose;
+                    // What is under way is answered by a reset, or has arrived; behind much of its own the end may come late.
+                    let loose = connection.flows[1 - end].loose
+                        || connection.shut[end][1] && connection.flows[end].loose;
+                    connection.wild |= connection.shut[end][0] && loose;
                 }
             }
             Op::SetOption { fd, option, value } => {
@@ -348,6 +350,7 @@ impl Run {
         let ended = self.links[who.0 as usize][who.1].end(kill).map_err(|_| (who, Silence::Ended))?;
         let actor = self.model.actor_mut(who);
         actor.gone = true;
+        actor.killed = kill;
         actor.started = None;
         if ended { Ok("ended".to_owned()) } else { Err((who, Silence::Hangs)) }
     }
@@ -385,20 +388,24 @@ impl Run {
             }
         }
         let sending = self.is_writing(sender, index);
-        if !sending
-            && self.model.is_sending(sender, index)
-            && let Some(writer) = self.model.started(sender).map(|(writer, _)| writer)
-        {
-            self.model.actor_mut(writer).started = None;
-        }
+        let was_sending = self.model.is_sending(sender, index);
         let connection = &mut self.model.connections[index];
         let flow = &mut connection.flows[sender as usize];
         let lost = flow.unread();
         let was_loose = std::mem::take(&mut flow.loose);
         if connection.wild || connection.reset && was_loose {
+            // Nor is it known whether a thread still writes.
             connection.wild = true;
             return Ok("all that was to come".to_owned());
         }
+        if !sending
+            && was_sending
+            && let Some(writer) = self.model.started(sender).map(|(writer, _)| writer)
+        {
+            self.model.actor_mut(writer).started = None;
+        }
+        let connection = &mut self.model.connections[index];
+        let flow = connection.flows[sender as usize];
         if lost > 0 || sending {
             // The next steps would be nonsense.
             connection.wild = true;
@@ -429,7 +436,9 @@ impl Run {
         }
         for index in 0..self.model.connections.len() {
             for end in End::BOTH {
-                self.settle_one(index, end, matches!(op, Op::Exit | Op::Kill))?;
+                // docs/limitations.md: who was killed never lets go of its connections.
+                let killed = self.model.actors[end.other() as usize].iter().any(|actor| actor.killed);
+                self.settle_one(index, end, killed || matches!(op, Op::Exit | Op::Kill))?;
             }
         }
         self.before.clone_from(&self.model.connections);

@@ -20,6 +20,7 @@ use super::library::library;
 use super::stats::{Stats, read_stats};
 use crate::behaviours::Behaviour;
 use crate::calls::{End, Family, Fd, open_descriptors, quietly, set_close_on_exec};
+use crate::side::WARM_UP_ROUNDS;
 
 /// How long the two sides of a behaviour usually may take. A hang is a failure.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -66,7 +67,7 @@ impl Variant {
     /// Over 127.0.0.1, warmed up, left side listening.
     pub const USUAL: Self = Self {
         family: Family::V4,
-        rounds: 16,
+        rounds: WARM_UP_ROUNDS,
         upgrade_after: 1,
         named: false,
         swapped: false,

@@ -6,10 +6,11 @@ use super::AT_LEAST;
 use super::pair::{Network, Preloaded, Report, Run, Variant};
 use super::stats::Stats;
 use crate::behaviours::{Behaviour, Tally};
-use crate::side::WARM_UP_BYTES;
+use crate::side::{SETTLING_ROUNDS, WARM_UP_BYTES};
 
 /// Why any connection with an unshimmed peer may stay on TCP.
-const ALONE: &[&str] = &["peer-without-thallus", "short", "no-answer", "shutdown-before-upgrade"];
+const ALONE: &[&str] =
+    &["peer-without-thallus", "short", "no-answer", "shutdown-before-upgrade", "unseen-wait"];
 
 /// Why any connection may stay on TCP with a peer that a rule names, where no device has its address: the client says no
 /// HELLO, unless the server has said something before, and no server hears one.
@@ -192,7 +193,8 @@ fn warm_tally(behaviour: &Behaviour, variant: Variant, report: &Report, tally: T
         return Some(fault);
     }
     // After the warm-up every byte takes the ring; unless the process has forked, which could not use a queue pair.
-    let warm_up = (variant.rounds * WARM_UP_BYTES) as u64;
+    let rounds = variant.rounds + if between_hosts() { SETTLING_ROUNDS } else { 0 };
+    let warm_up = (rounds * WARM_UP_BYTES) as u64;
     let returned = between_hosts() && stats.returned_to_tcp > 0;
     (behaviour.is_connected() && tally == Tally::Upgraded(1) && !returned && stats.tcp_bytes_sent > warm_up)
         .then(|| format!("more than {warm_up} bytes went over TCP"))

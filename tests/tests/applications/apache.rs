@@ -82,9 +82,9 @@ fn apache_passes_on_what_lighttpd_serves() -> Result<()> {
 
         let asked = scene.stats("client")?;
         if server && client {
-            // Of ab's, only those of many calls do.
-            assert!(asked.over_shared_memory() > 100, "{asked:?}");
-            assert!(asked.ring_bytes_received > asked.tcp_bytes_received, "{asked:?}");
+            // Of ab's hardly any does: Apache's thread writes an answer before anybody has waited for the connection.
+            assert!(asked.over_shared_memory() > 10, "{asked:?}");
+            assert!(asked.ring_bytes_received > 100 << 20, "{asked:?}");
         } else if client {
             assert_eq!(asked.over_shared_memory(), 0, "{asked:?}");
         }

@@ -103,23 +103,24 @@ impl Inlet<'_> {
 /// The windows of one direction in a mapped segment. Valid while the segment is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows {
+    /// Of the smallest window.
+    pub(super) smallest: NonNull<u8>,
+    /// That offsets of the others count from.
     pub(super) base: NonNull<u8>,
 }
 
-// SAFETY: the base is that of DIRECTION_BYTES of mapped memory, reached through raw copies only.
+// SAFETY: each window is mapped memory where `at` says, reached through raw copies only.
 unsafe impl Memory for Windows {
     unsafe fn put(&self, offset: u64, source: *const u8, length: usize) {
-        // SAFETY: the caller stays below DIRECTION_BYTES.
-        let target = unsafe { self.base.add(offset as usize) };
+        let target = self.at(offset);
         // SAFETY: `source` is readable, and an application's buffer never overlaps our mapping.
-        unsafe { std::ptr::copy_nonoverlapping(source, target.as_ptr(), length) };
+        unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
     }
 
     unsafe fn take(&self, offset: u64, target: *mut u8, length: usize) {
-        // SAFETY: the caller stays below DIRECTION_BYTES.
-        let source = unsafe { self.base.add(offset as usize) };
+        let source = self.at(offset);
         // SAFETY: `target` is writable, and an application's buffer never overlaps our mapping.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, length) };
+        unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
     }
 
     fn populate(&self, class: u32) -> bool {
@@ -132,13 +133,19 @@ unsafe impl Memory for Windows {
 }
 
 impl Windows {
+    /// Where `offset` of the direction lies. No copy reaches from one window into the next.
+    fn at(self, offset: u64) -> *mut u8 {
+        let window = if offset < class_size(0) { self.smallest } else { self.base };
+        window.as_ptr().wrapping_add(offset as usize)
+    }
+
     /// Asks for what lies at `offset` to be near this processor, whether or not it has been written. No more than a hint.
     pub(super) fn expect(self, offset: u64) {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             // SAFETY: every processor of this architecture has the instruction, and it reads nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().wrapping_add(offset as usize).cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at(offset).cast()) };
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = offset;
@@ -146,10 +153,9 @@ impl Windows {
 
     pub(super) fn advise(&self, class: u32, advice: Advice) -> Result<(), Errno> {
         let class = class.min(CLASSES - 1);
-        // SAFETY: inside the mapping.
-        let start = unsafe { self.base.add(class_offset(class) as usize) };
+        let start = self.at(class_offset(class));
         // SAFETY: whole pages of our own mapping that hold nothing in use: a window about to be opened, or
         // left for good by both sides.
-        unsafe { madvise(start.as_ptr().cast(), class_size(class) as usize, advice) }
+        unsafe { madvise(start.cast(), class_size(class) as usize, advice) }
     }
 }

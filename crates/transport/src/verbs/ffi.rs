@@ -315,8 +315,8 @@ impl Verbs {
 /// `ibv_post_send`, which the header defines inline.
 ///
 /// # Safety
-/// As for `ibv_post_send`.
-pub(super) unsafe fn post_send(qp: *mut Qp, request: &mut SendRequest) -> c_int {
+/// As for `ibv_post_send`: `request` and those that follow it are live.
+pub(super) unsafe fn post_send(qp: *mut Qp, request: *mut SendRequest) -> c_int {
     // SAFETY: a queue pair has a context.
     let context = unsafe { (*qp).context };
     // SAFETY: a context has its operations.

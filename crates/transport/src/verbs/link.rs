@@ -33,9 +33,9 @@ use super::ffi::access;
 use super::inbox::Inbox;
 use super::manager::{Nonce, Progress};
 use super::message::{Kind, OVERHEAD, Room, VALIDITY, span};
-use super::queue::{DEPTH, Endpoint, LONGEST_WAIT, Poster, QueuePair, Spot};
+use super::queue::{DEPTH, Endpoint, INLINE_WANTED, LONGEST_WAIT, Poster, QueuePair, Request, Spot};
 use super::slab::Slab;
-use super::word::{Promise, Vouched};
+use super::word::{Broken, ENDS, Promise, Vouched};
 use crate::arena::Role;
 use crate::control::{Control, end};
 use crate::lock::Lock;
@@ -80,14 +80,14 @@ unsafe impl Sync for Link {}
 impl Link {
     /// A queue pair on the device of the connection's local address, and memory for it.
     pub(crate) fn create(local: SocketAddr) -> Result<Self, Reason> {
-        let (port, device, meeting) = device::of_connection(local)?;
+        let port = device::of_connection(local)?;
         let mut rings = settings().verbs.rings().peekable();
         let slab = Slab::take(rings.peek().copied().unwrap_or(RINGS[0])).map_err(|_| Reason::NoMemory)?;
         let place = slab.place();
         let mut psn = [0u8; 4];
         rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
             .map_err(|_| Reason::NoVerbs)?;
-        let mut pair = QueuePair::create(port, device, meeting, u32::from_ne_bytes(psn), slab)?;
+        let mut pair = QueuePair::create(port, u32::from_ne_bytes(psn), INLINE_WANTED, slab)?;
         let range =
             |base: NonNull<u8>, length: u64| base.as_ptr()..base.as_ptr().wrapping_add(length as usize);
         // SAFETY: of the slab, which the queue pair keeps; also below.
@@ -222,15 +222,20 @@ impl Link {
 
     /// Writes words to the peer's board, at this offset.
     fn write_words(&self, poster: &Poster<'_>, offset: usize, words: &[u64]) -> Result<(), Errno> {
+        poster.post([self.words(poster, 0, offset, words)]).map(drop)
+    }
+
+    /// A request that writes words to the peer's board, at this offset; to be posted behind `before` others.
+    fn words(&self, poster: &Poster<'_>, before: u64, offset: usize, words: &[u64]) -> Request {
         // They stay there as long as the request is in flight.
-        let slot = (self.pair.last_posted() + 1) % DEPTH * SLOT_BYTES;
+        let slot = (self.pair.last_posted() + 1 + before) % DEPTH * SLOT_BYTES;
         let target = self.place.outbox.as_ptr().wrapping_add(slot as usize).cast::<u64>();
         let count = words.len().min(SLOT_BYTES as usize / 8);
         // SAFETY: a slot of the stage, which has room for so many words.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), target, count) };
         let from =
             Spot { address: self.place.outbox.as_ptr().expose_provenance() as u64 + slot, key: self.keys[1] };
-        poster.write(from, self.their_board(offset), count * 8).map(|_| ())
+        Request::write(from, self.their_board(offset), count * 8).inline(poster.inline())
     }
 
     /// Bytes of the outgoing ring, and of the stream, that the peer is known to have consumed.
@@ -339,9 +344,12 @@ impl Link {
             return Ok(Pushed::default());
         }
         control.head.0.store(control.head() + bytes, Ordering::Release);
-        let promised =
-            self.promise.is_broken_by_a_message(|| self.board().bells.read().map(|words| words[1]));
-        Ok(Pushed { bytes: bytes as usize, ring: self.claims_bell(control) | promised })
+        let broken = self.promise.after_a_message(|| self.board().bells.read().map(|words| words[1]));
+        if broken == Broken::AtTheEnd {
+            self.give_last_word(|| false);
+        }
+        let ring = self.claims_bell(control) | (broken == Broken::ByThis);
+        Ok(Pushed { bytes: bytes as usize, ring })
     }
 
     /// After something was posted: whether a sleeping peer has to be rung for.
@@ -388,20 +396,17 @@ impl Link {
 
     fn send(&self, offset: u64, size: usize) -> Result<(), Errno> {
         let poster = self.pair.begin(2)?;
-        let first = match self.order {
-            Order::OneWrite => size,
-            Order::TwoWrites => size - VALIDITY,
-        };
-        for (start, end) in [(0, first), (first, size)] {
-            if start == end {
-                continue;
-            }
+        let part = |start: usize, end: usize| {
             let at = offset + start as u64;
             let from = Spot { address: self.outbox.at(at).expose_provenance() as u64, key: self.keys[1] };
             let to = Spot { address: self.theirs.inbox + BOARD_BYTES + at, key: self.theirs.inbox_key };
-            poster.write(from, to, end - start)?;
+            Request::write(from, to, end - start).inline(poster.inline())
+        };
+        match self.order {
+            Order::OneWrite => poster.post([part(0, size)]),
+            Order::TwoWrites => poster.post([part(0, size - VALIDITY), part(size - VALIDITY, size)]),
         }
-        Ok(())
+        .map(drop)
     }
 
     /// Tells the peer how many bytes precede the ring on TCP, and waits until it can know: a bell on TCP must not
@@ -452,6 +457,19 @@ impl Link {
         Ok(())
     }
 
+    /// The process ends: waits until all has arrived, and the peer knows that nothing follows.
+    fn give_last_word(&self, has_gone: impl Fn() -> bool) {
+        if self.flush(&has_gone).is_ok() && self.give_word(ENDS).is_ok() {
+            let _ = self.flush(has_gone);
+        }
+    }
+
+    /// After [`Self::stop`]: whether the peer's process has ended by itself, without the end of its stream, and all that it
+    /// sent has arrived.
+    pub(crate) fn has_last_word(&self) -> bool {
+        self.board().word.read() == Some([self.inbox.arrived(), ENDS])
+    }
+
     /// The peer is gone: what comes later does not count.
     pub(crate) fn stop(&self, incoming: &Control, outgoing: &Control) {
         self.note_credit(outgoing);
@@ -461,6 +479,9 @@ impl Link {
     /// After [`Self::stop`]: whether no call of the peer's can have sent anything that has not arrived, if `bells` have come in
     /// all.
     pub(crate) fn has_all(&self, bells: u64) -> bool {
+        if self.has_last_word() {
+            return true;
+        }
         let arrived = self.inbox.arrived();
         let Some([announced, _]) = self.board().bells.read() else { return false };
         let word = [arrived, self.figures().rings.load(Ordering::SeqCst)];
@@ -491,14 +512,17 @@ impl Link {
             let poster = self.pair.begin(3)?;
             let words = [incoming.data_armed.0.word(), outgoing.space_armed.0.word()];
             self.vouched.arm(words[0], self.bells_announced());
-            self.write_words(&poster, std::mem::offset_of!(Board, armed), &Said::of(words))?;
             let figures = self.figures();
             let credit =
                 [&figures.consumed, &figures.consumed_stream].map(|word| word.load(Ordering::Acquire));
-            self.write_words(&poster, std::mem::offset_of!(Board, credit), &Said::of(credit))?;
+            let target = self.our_board(std::mem::offset_of!(Board, figures));
+            let id = poster.post([
+                self.words(&poster, 0, std::mem::offset_of!(Board, armed), &Said::of(words)),
+                self.words(&poster, 1, std::mem::offset_of!(Board, credit), &Said::of(credit)),
+                Request::read(target, self.their_figures(), size_of::<Figures>()),
+            ])?;
             self.credited.store(credit[0], Ordering::Relaxed);
-            let figures = self.our_board(std::mem::offset_of!(Board, figures));
-            poster.read(figures, self.their_figures(), size_of::<Figures>())?
+            id
         };
         match self.pair.wait_for(id, || self.peer_has_gone(incoming) || is_closed()) {
             // That is news, for whoever wants to sleep.
@@ -556,17 +580,16 @@ impl Link {
         }
     }
 
-    /// The last word to the peer: what has been consumed; and waits until everything has arrived. False if it has not.
-    pub(crate) fn finish(&self, incoming: &Control) -> bool {
+    /// Tells the peer a last time what has been consumed, and waits until everything has arrived.
+    pub(crate) fn finish(&self, incoming: &Control) {
         let _ = self.give_credit();
-        self.flush(|| self.peer_has_gone(incoming)).is_ok()
+        let _ = self.flush(|| self.peer_has_gone(incoming));
     }
 
     /// As [`Self::finish`], where the end of the stream is not announced.
     pub(crate) fn settle(&self, incoming: &Control) {
-        if self.finish(incoming) && self.give_word(self.board().flushed.load(Ordering::Acquire)).is_ok() {
-            let _ = self.flush(|| self.peer_has_gone(incoming));
-        }
+        let _ = self.give_credit();
+        self.give_last_word(|| self.peer_has_gone(incoming));
     }
 
     // ---- the way back to TCP

@@ -28,8 +28,8 @@ use crate::uninterrupted::Uninterrupted;
 pub(super) const DEPTH: u64 = 128;
 /// One in so many is signalled.
 const SIGNAL_EVERY: u64 = 32;
-/// What to ask for; the queue pair says what it grants.
-const INLINE_WANTED: u32 = 256;
+/// What a connection asks for; the queue pair says what it grants.
+pub(super) const INLINE_WANTED: u32 = 256;
 /// How long an iWARP device may take for what has been posted; and any, to deliver what the peer has posted.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// After so long without a completion the device is asked whether there is a queue pair still.
@@ -196,12 +196,11 @@ impl Drop for Remains {
 
 impl QueuePair {
     /// Makes one on the port at `place`, ready to be connected: by [`Self::admit`], or by `meeting` if there is one. It keeps
-    /// `memory`.
+    /// `memory`, and has its requests carry up to `inline` bytes, if the device grants them.
     pub(super) fn create(
-        place: Place,
-        device: &'static Device,
-        meeting: Option<Meeting>,
+        (place, device, meeting): (Place, &'static Device, Option<Meeting>),
         psn: u32,
+        inline: u32,
         memory: Slab,
     ) -> Result<Self, Reason> {
         let verbs = Verbs::get().ok_or(Reason::NoVerbs)?;
@@ -246,7 +245,7 @@ impl QueuePair {
                 max_recv_wr: 1,
                 max_send_sge: 1,
                 max_recv_sge: 1,
-                max_inline_data: INLINE_WANTED,
+                max_inline_data: inline,
             },
             kind: ffi::RC,
             ..InitAttributes::default()
@@ -553,40 +552,89 @@ pub(super) struct Spot {
     pub(super) key: u32,
 }
 
-impl Poster<'_> {
-    /// RDMA WRITE of `length` bytes. Its number.
-    pub(super) fn write(&self, from: Spot, to: Spot, length: usize) -> Result<u64, Errno> {
-        let inline = if length <= self.pair.inline { ffi::INLINE } else { 0 };
-        self.post(ffi::RDMA_WRITE, inline, from, to, length)
+/// One request: which bytes here, and where there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    operation: u32,
+    flags: u32,
+    here: Spot,
+    there: Spot,
+    length: usize,
+}
+
+impl Request {
+    /// RDMA WRITE of `length` bytes, not carried by the request itself.
+    pub(super) fn write(from: Spot, to: Spot, length: usize) -> Self {
+        Self { operation: ffi::RDMA_WRITE, flags: 0, here: from, there: to, length }
     }
 
+    /// RDMA READ of `length` bytes, signalled.
+    pub(super) fn read(into: Spot, from: Spot, length: usize) -> Self {
+        Self { operation: ffi::RDMA_READ, flags: ffi::SIGNALED, here: into, there: from, length }
+    }
+
+    /// The same, carried by the request itself if it is a WRITE of at most `limit` bytes.
+    pub(super) fn inline(mut self, limit: usize) -> Self {
+        if self.operation == ffi::RDMA_WRITE && self.length <= limit {
+            self.flags |= ffi::INLINE;
+        }
+        self
+    }
+}
+
+impl Poster<'_> {
     /// RDMA READ of `length` bytes, signalled. Its number.
     pub(super) fn read(&self, into: Spot, from: Spot, length: usize) -> Result<u64, Errno> {
-        self.post(ffi::RDMA_READ, ffi::SIGNALED, into, from, length)
+        self.post([Request::read(into, from, length)])
     }
 
-    fn post(&self, operation: u32, flags: u32, here: Spot, there: Spot, length: usize) -> Result<u64, Errno> {
-        let id = self.pair.posted.load(Ordering::Relaxed) + 1;
-        let mut piece = Piece { address: here.address, length: length as u32, key: here.key };
-        let mut request = SendRequest {
-            id,
-            next: std::ptr::null_mut(),
-            pieces: &raw mut piece,
-            count: 1,
-            operation,
-            flags: flags | if id.is_multiple_of(SIGNAL_EVERY) { ffi::SIGNALED } else { 0 },
-            immediate: 0,
-            remote: there.address,
-            remote_key: there.key,
-            rest: [0; 9],
-        };
-        // SAFETY: a live queue pair; the memory is registered, or copied now.
-        if unsafe { ffi::post_send(self.pair.qp, &mut request) } != 0 {
+    /// Bytes that a WRITE may have to be carried by its request.
+    pub(super) fn inline(&self) -> usize {
+        self.pair.inline
+    }
+
+    /// Posts requests in one call, which costs a device, or the kernel, one look at the queue instead of one for each. The number
+    /// of the last.
+    pub(super) fn post<const COUNT: usize>(&self, wanted: [Request; COUNT]) -> Result<u64, Errno> {
+        let first = self.pair.posted.load(Ordering::Relaxed) + 1;
+        let mut pieces = wanted.map(|Request { here, length, .. }| Piece {
+            address: here.address,
+            length: length as u32,
+            key: here.key,
+        });
+        let mut requests: [SendRequest; COUNT] = std::array::from_fn(|index| {
+            let Request { operation, flags, there, .. } = wanted[index];
+            let id = first + index as u64;
+            SendRequest {
+                id,
+                next: std::ptr::null_mut(),
+                pieces: std::ptr::null_mut(),
+                count: 1,
+                operation,
+                flags: flags | if id.is_multiple_of(SIGNAL_EVERY) { ffi::SIGNALED } else { 0 },
+                immediate: 0,
+                remote: there.address,
+                remote_key: there.key,
+                rest: [0; 9],
+            }
+        });
+        // From the last to the first: who is pointed at does not change any more.
+        let mut next = std::ptr::null_mut();
+        for (request, piece) in requests.iter_mut().zip(&mut pieces).rev() {
+            request.pieces = piece;
+            request.next = next;
+            next = request;
+        }
+        let Some(request) = std::ptr::NonNull::new(next) else { return Ok(first - 1) };
+        // SAFETY: a live queue pair; requests and pieces live until the call returns, and the memory that they name is registered, or
+        // copied now.
+        if unsafe { ffi::post_send(self.pair.qp, request.as_ptr()) } != 0 {
             self.pair.broken.store(true, Ordering::SeqCst);
             return Err(Errno::CONNRESET);
         }
-        self.pair.posted.store(id, Ordering::Relaxed);
-        Ok(id)
+        let last = first + COUNT as u64 - 1;
+        self.pair.posted.store(last, Ordering::Relaxed);
+        Ok(last)
     }
 
     fn take_completions(&self) {

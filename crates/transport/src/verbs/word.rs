@@ -9,20 +9,25 @@
 //!             sleeper rings before its call returns
 //!   word      the peer slept, or was ending, and all that it had posted had arrived. Before a call returns that posts again, it
 //!             rings, unless this side has rung meanwhile, which takes the word back as well
+//!   last word its process ends: all has arrived, and nothing follows. If something does, from another of its threads, that
+//!             waits until it has arrived, with a last word of its own
 //! ```
 //!
 //! Bells are bytes on TCP, and the kernel delivers them when the process is gone. Their count is announced by RDMA behind the
-//! message that they are for: so a bell that was not announced stands for a message that was lost.
+//! message that they are for: so a bell that was not announced stands for a message that was lost. A kernel that sends a reset,
+//! because the process has left bytes or bells unread, delivers nothing before it: only a last word tells then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// No position, and no count.
 const NONE: u64 = u64::MAX;
+/// In place of a count: the process ends, and sends nothing more.
+pub(super) const ENDS: u64 = u64::MAX - 1;
 
 /// The word that this side has given.
 #[derive(Debug)]
 pub(super) struct Promise {
-    /// How often the peer had rung. [`NONE`]: it is not in force.
+    /// How often the peer had rung. [`NONE`]: it is not in force. [`ENDS`]: it is the last.
     rings: AtomicU64,
     /// What had been posted.
     posted: AtomicU64,
@@ -35,20 +40,41 @@ impl Promise {
 
     /// To be called by who holds the right to post, and writes the word then: whether it is new.
     pub(super) fn give(&self, posted: u64, rings: u64) -> bool {
+        if rings != ENDS && self.rings.load(Ordering::SeqCst) == ENDS {
+            // Another thread sleeps while the process ends.
+            return false;
+        }
         let same = self.posted.swap(posted, Ordering::SeqCst) == posted;
         let before = self.rings.swap(rings, Ordering::SeqCst);
         !same || before != rings
     }
 
-    /// After a message has been posted, under the send lock: whether the word was in force, so that a bell has to say that it
-    /// is not any more. `rung` tells how often the peer has rung, if that is known.
-    pub(super) fn is_broken_by_a_message(&self, rung: impl FnOnce() -> Option<u64>) -> bool {
-        if self.rings.load(Ordering::SeqCst) == NONE {
-            return false;
+    /// After a message has been posted, under the send lock. `rung` tells how often the peer has rung, if that is known.
+    pub(super) fn after_a_message(&self, rung: impl FnOnce() -> Option<u64>) -> Broken {
+        match self.rings.load(Ordering::SeqCst) {
+            NONE => Broken::No,
+            ENDS => Broken::AtTheEnd,
+            _ => match self.rings.swap(NONE, Ordering::SeqCst) {
+                ENDS => {
+                    self.rings.store(ENDS, Ordering::SeqCst);
+                    Broken::AtTheEnd
+                }
+                rings if rung().is_none_or(|rung| rung <= rings) => Broken::ByThis,
+                _ => Broken::No,
+            },
         }
-        let rings = self.rings.swap(NONE, Ordering::SeqCst);
-        rung().is_none_or(|rung| rung <= rings)
     }
+}
+
+/// What a message has done to the word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Broken {
+    /// It was not in force, or the peer has taken it back.
+    No,
+    /// It was in force: a bell has to say that it is not any more.
+    ByThis,
+    /// It was the last, and has to be given again.
+    AtTheEnd,
 }
 
 /// What this side has found out by sleeping. Written under the lock of those who do.
@@ -110,11 +136,11 @@ mod tests {
     #[test]
     fn a_message_after_the_word_rings_once() {
         let promise = Promise::new();
-        assert!(!promise.is_broken_by_a_message(|| Some(0)));
+        assert_eq!(promise.after_a_message(|| Some(0)), Broken::No);
         assert!(promise.give(24, 0));
         assert!(!promise.give(24, 0), "the peer has it");
-        assert!(promise.is_broken_by_a_message(|| Some(0)));
-        assert!(!promise.is_broken_by_a_message(|| Some(0)));
+        assert_eq!(promise.after_a_message(|| Some(0)), Broken::ByThis);
+        assert_eq!(promise.after_a_message(|| Some(0)), Broken::No);
         assert!(promise.give(24, 0), "it was taken back");
     }
 
@@ -122,9 +148,19 @@ mod tests {
     fn a_peer_that_has_rung_has_taken_the_word_back_itself() {
         let promise = Promise::new();
         promise.give(24, 3);
-        assert!(!promise.is_broken_by_a_message(|| Some(4)));
+        assert_eq!(promise.after_a_message(|| Some(4)), Broken::No);
         promise.give(24, 4);
-        assert!(promise.is_broken_by_a_message(|| None), "it is not known whether it has");
+        assert_eq!(promise.after_a_message(|| None), Broken::ByThis, "it is not known whether it has");
+    }
+
+    #[test]
+    fn the_last_word_stays_and_is_given_again_behind_each_message() {
+        let promise = Promise::new();
+        assert!(promise.give(24, 3) && promise.give(24, ENDS));
+        assert!(!promise.give(24, 4), "a thread that sleeps");
+        assert_eq!(promise.after_a_message(|| Some(9)), Broken::AtTheEnd);
+        assert!(promise.give(48, ENDS));
+        assert!(!promise.give(48, ENDS));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use thallus_transport::arena::flag;
 use thallus_transport::connection::Connection;
-use thallus_transport::ready::bit;
+use thallus_transport::ready::{Glimpse, bit};
 
 use crate::table::Slot;
 
@@ -117,6 +117,13 @@ impl Member {
         let connection = self.connection();
         if self.spent || self.deleted || connection.is_closed() {
             return 0;
+        }
+        if tcp == 0 && self.events & bit::WRITE == 0 {
+            match connection.glimpse() {
+                Glimpse::Nothing => return 0,
+                Glimpse::Bytes if self.events & ET == 0 => return self.events & bit::READ,
+                _ => {}
+            }
         }
         if connection.is_failing() {
             // Memory calls it readable until it has gone back to TCP: the program might find nothing.

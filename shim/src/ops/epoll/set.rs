@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering}
 use std::sync::{Mutex, MutexGuard};
 
 use libc::epoll_event;
-use thallus_transport::wait::Patience;
+use thallus_transport::spin::Patience;
 
 use super::member::{ET, Member, ONESHOT};
 use crate::real;
@@ -26,6 +26,8 @@ pub(crate) struct Set {
     pub(super) active: AtomicU32,
     /// The set is waited for from outside: the kernel alone must be able to tell its readiness.
     pub(super) nested: AtomicBool,
+    /// The program has waited on it by a hook. If it never does it may wait by system calls of its own.
+    pub(super) awaited: AtomicBool,
     /// Threads that sleep in the kernel on this set; changed under the lock.
     pub(super) sleepers: AtomicU32,
     pub(super) rounds: AtomicU32,
@@ -94,6 +96,9 @@ impl Graves {
 
     fn end(&mut self, look: u64) {
         self.lookers.retain(|&other| other != look);
+        if self.buried.is_empty() {
+            return;
+        }
         match self.lookers.iter().min() {
             Some(&oldest) => self.buried.retain(|_, &mut when| when >= oldest),
             None => self.buried.clear(),
@@ -190,6 +195,7 @@ impl Set {
             set.epfd.store(epfd, Ordering::Relaxed);
             set.descriptors.store(1, Ordering::SeqCst);
             set.nested.store(false, Ordering::SeqCst);
+            set.awaited.store(false, Ordering::Relaxed);
             set.one_shots.store(false, Ordering::SeqCst);
             return set;
         }
@@ -200,6 +206,7 @@ impl Set {
             one_shots: AtomicBool::new(false),
             active: AtomicU32::new(0),
             nested: AtomicBool::new(false),
+            awaited: AtomicBool::new(false),
             sleepers: AtomicU32::new(0),
             rounds: AtomicU32::new(1),
             looked_at: AtomicUsize::new(0),
@@ -228,8 +235,32 @@ impl Set {
 
     /// The thread has sorted out what the kernel reported.
     pub(super) fn looked(&'static self, look: Option<u64>) {
-        if let (Some(look), Some(mut members)) = (look, self.lock()) {
+        if let Some(look) = look
+            && let Some(mut members) = self.lock()
+        {
             members.graves.end(look);
+        }
+    }
+
+    /// As [`Self::looks`], of a thread that may sleep, and is counted. Always followed by [`Self::woke`].
+    pub(super) fn begins_to_sleep(&'static self) -> Option<u64> {
+        let members = self.lock();
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        members.map(|mut members| members.graves.begin())
+    }
+
+    /// The thread has slept, and may have a report. True if that is the program's as it is, because nothing in the set is
+    /// ours; else it has to be sorted out, and [`Self::looked`] called with the number.
+    pub(super) fn woke(&'static self, look: Option<u64>) -> (Option<u64>, bool) {
+        let members = self.lock();
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        let plain = self.active.load(Ordering::SeqCst) == 0 && !self.one_shots.load(Ordering::SeqCst);
+        match (members, look) {
+            (Some(mut members), Some(look)) if plain => {
+                members.graves.end(look);
+                (None, true)
+            }
+            _ => (look, plain),
         }
     }
 
@@ -262,6 +293,21 @@ impl Set {
         }
     }
 
+    /// The program waits on it by a hook, for the first time.
+    #[cold]
+    pub(super) fn begin_to_wait(&'static self) {
+        self.awaited.store(true, Ordering::Relaxed);
+        let Some(members) = self.lock() else { return };
+        for member in members.by_fd.values() {
+            member.slot.note_wait(member.connection());
+        }
+    }
+
+    /// Whether the hooks see how the program waits for what is registered.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed) || self.nested.load(Ordering::SeqCst)
+    }
+
     /// Whether registrations may be hot: nobody looks at this set but threads that are awake.
     pub(super) fn is_awake(&self) -> bool {
         self.sleepers.load(Ordering::SeqCst) == 0 && !self.nested.load(Ordering::SeqCst)
@@ -290,6 +336,10 @@ impl Members {
 
     pub(super) fn remove(&mut self, set: &'static Set, fd: i32) {
         let Some(mut member) = self.by_fd.remove(&fd) else { return };
+        if set.is_awaited() {
+            // Programs that add and remove it for each wait may do I/O only in between.
+            member.slot.note_wait(member.connection());
+        }
         member.disarm();
         if member.active {
             set.active.fetch_sub(1, Ordering::SeqCst);

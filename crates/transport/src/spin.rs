@@ -1,0 +1,307 @@
+//! Spinning: looking at memory for a while before a sleep, where that has paid lately.
+
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::settings::settings;
+
+/// How long one connection, or one set of them, spins: it follows how soon data used to come.
+///
+/// A wait that takes longer than the longest spin halves the next one's, down to none; a shorter wait restores it. But
+/// two peers that both sleep before each message wait for two wake-ups each time, and would never find out
+/// that they need not. So a waiter that does not spin tries it now and then, ever less often while that fails.
+#[derive(Debug)]
+pub struct Patience {
+    budget_ns: AtomicU64,
+    /// Waits since the last trial, and how many there are to be.
+    waits: AtomicU32,
+    trial_after: AtomicU32,
+    /// Waits that the kernel's own descriptors have ended, less those that memory has.
+    foreign: AtomicU32,
+}
+
+/// Waits that the kernel ended, less those that memory did, from which on a set does not spin, and most that are counted.
+const FOREIGN: [u32; 2] = [8, 16];
+
+/// Waits without a spin before the first trial, and most of them between two.
+const TRIALS: [u32; 2] = [32, 4096];
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Patience {
+    /// Full patience, until experience says otherwise.
+    pub fn new() -> Self {
+        Self {
+            budget_ns: AtomicU64::new(settings().spin_ns),
+            waits: AtomicU32::new(0),
+            trial_after: AtomicU32::new(TRIALS[0]),
+            foreign: AtomicU32::new(0),
+        }
+    }
+
+    /// A wait for several has ended: because of one in memory, or of a descriptor that `foreign` tells is the kernel's. For that
+    /// the kernel would have ended a sleep as soon as without this library, and at no cost to whoever needs the processor.
+    pub fn ended(&self, foreign: bool) {
+        let count = self.foreign.load(Ordering::Relaxed);
+        let now = if foreign { (count + 1).min(FOREIGN[1]) } else { count.saturating_sub(1) };
+        if now != count {
+            self.foreign.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Longest spin of the wait that begins now, in nanoseconds.
+    pub fn allowance_ns(&self) -> u64 {
+        if self.foreign.load(Ordering::Relaxed) >= FOREIGN[0] {
+            return 0;
+        }
+        let budget = self.budget_ns.load(Ordering::Relaxed);
+        if budget > 0 {
+            return budget;
+        }
+        let (waits, trial) =
+            (self.waits.load(Ordering::Relaxed) + 1, self.trial_after.load(Ordering::Relaxed));
+        if waits < trial {
+            self.waits.store(waits, Ordering::Relaxed);
+            return 0;
+        }
+        self.waits.store(0, Ordering::Relaxed);
+        self.trial_after.store(trial.saturating_mul(2).min(TRIALS[1]), Ordering::Relaxed);
+        settings().spin_ns
+    }
+
+    /// Spins until `done` or out of patience.
+    pub fn spin(&self, mut done: impl FnMut() -> bool) -> Spin {
+        let spin = spin_for(self.allowance_ns(), None, |_| done());
+        if spin == Spin::Done {
+            self.restore();
+        }
+        spin
+    }
+
+    /// Spinning has ended a wait, or would have.
+    pub fn restore(&self) {
+        if self.budget_ns.load(Ordering::Relaxed) != settings().spin_ns {
+            self.budget_ns.store(settings().spin_ns, Ordering::Relaxed);
+            self.trial_after.store(TRIALS[0], Ordering::Relaxed);
+        }
+    }
+
+    /// Learns from a wait that ends now, and that `spin` did not end.
+    pub fn learn(&self, spin: Spin) {
+        let longest = settings().spin_ns;
+        let (since, declined) = match spin {
+            Spin::Done => return,
+            Spin::Vain(since) => (since, false),
+            Spin::Declined(since) => (since, true),
+        };
+        if since.elapsed() < Duration::from_nanos(longest) {
+            self.restore();
+        } else if !declined {
+            let half = self.budget_ns.load(Ordering::Relaxed) / 2;
+            self.budget_ns.store(if half < longest / 16 { 0 } else { half }, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Looks between two yields, some microseconds in all.
+const LOOKS: u32 = 48;
+/// Looks before the first yield: what is already on its way arrives meanwhile.
+const FIRST_LOOKS: u32 = 24;
+/// A yield that took longer gave the processor to somebody else.
+const LONG_YIELD: Duration = Duration::from_nanos(1500);
+/// Long yields in a row that brought nothing, after which a sleep and a bell would have cost less.
+const VAIN_YIELDS: u32 = 16;
+
+/// Longest spin of all, others' time included: a signal that arrives meanwhile ends no call.
+const LONGEST: Duration = Duration::from_millis(5);
+
+/// How [`spin_for`] ended; if what was waited for has not come, with the time since when it is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spin {
+    /// What was waited for has come.
+    Done,
+    /// It has not.
+    Vain(Instant),
+    /// Nobody waited: on these processors sleeping is the better way now.
+    Declined(Instant),
+}
+
+/// What this process has learned of its processors: is it better to yield them, or to sleep and be woken?
+///
+/// Spinning steals from whoever wants to run, and the kernel does not say whether anyone does. A yield tells: it
+/// returns at once when nobody else is runnable here. If others are, and they are our peers, yielding is far cheaper
+/// than bells. But a task that yields goes behind all others (Linux 6.18 makes it forfeit its slice): among programs that
+/// never yield it loses milliseconds each time. So there is an account: a yield that others answered soon is worth
+/// [`GAIN_NS`], one that took longer than [`ROBBED`] costs its time. Whoever is in debt sleeps at once for some waits, and
+/// for twice as many the next time.
+struct Crowd {
+    /// The account, in nanoseconds.
+    balance: AtomicI64,
+    /// Waits that are still to sleep at once.
+    retreat: AtomicU32,
+    /// How many the next retreat lasts.
+    lesson: AtomicU32,
+}
+
+static CROWD: Crowd =
+    Crowd { balance: AtomicI64::new(0), retreat: AtomicU32::new(0), lesson: AtomicU32::new(LESSONS[0]) };
+
+/// Waits of the first retreat, and of the longest.
+const LESSONS: [u32; 2] = [64, 4096];
+/// What yielding saves instead of sleeping: two wake-ups' time of a processor.
+const GAIN_NS: i64 = 20_000;
+/// Who lets others run loses no more than this among peers that wait for each other.
+const ROBBED: Duration = Duration::from_millis(1);
+/// Most that can be saved up: bad times must be noticed soon.
+const WEALTH_NS: i64 = 10_000_000;
+
+impl Crowd {
+    /// Whether a wait should yield, now that looking has brought nothing.
+    fn yields(&self) -> bool {
+        let retreat = self.retreat.load(Ordering::Relaxed);
+        if retreat > 0 {
+            self.retreat.store(retreat - 1, Ordering::Relaxed);
+        }
+        retreat == 0
+    }
+
+    /// A yield let others run for `took`, and what was waited for has come. Threads that meet here may lose an entry.
+    fn gained(&self, took: Duration) {
+        if took >= ROBBED {
+            self.robbed(took);
+            return;
+        }
+        let balance = self.balance.load(Ordering::Relaxed) + GAIN_NS;
+        self.balance.store(balance.min(WEALTH_NS), Ordering::Relaxed);
+        if balance >= WEALTH_NS {
+            self.lesson.store(LESSONS[0], Ordering::Relaxed);
+        }
+    }
+
+    /// A yield let others run for `took`: too long.
+    fn robbed(&self, took: Duration) {
+        let balance = self.balance.load(Ordering::Relaxed).saturating_sub_unsigned(took.as_nanos() as u64);
+        if balance >= 0 {
+            self.balance.store(balance, Ordering::Relaxed);
+            return;
+        }
+        self.balance.store(0, Ordering::Relaxed);
+        let lesson = self.lesson.load(Ordering::Relaxed);
+        self.retreat.store(lesson, Ordering::Relaxed);
+        self.lesson.store(lesson.saturating_mul(2).min(LESSONS[1]), Ordering::Relaxed);
+    }
+}
+
+/// Spins for up to `budget_ns` of this thread's own time until `done`, which is told whether others have just run for a
+/// while; in all no longer than `limit`. Alone on its processor a thread just looks; if there are others it lets
+/// them run: the peer may be among them.
+pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bool) -> bool) -> Spin {
+    if budget_ns == 0 {
+        return Spin::Vain(Instant::now());
+    }
+    let limit = limit.unwrap_or(LONGEST).min(LONGEST);
+    let budget = Duration::from_nanos(budget_ns).min(limit);
+    fn look(times: u32, done: &mut impl FnMut(bool) -> bool) -> bool {
+        (0..times).any(|_| {
+            let found = done(false);
+            if !found {
+                std::hint::spin_loop();
+            }
+            found
+        })
+    }
+    if look(FIRST_LOOKS, &mut done) {
+        return Spin::Done;
+    }
+    let start = Instant::now();
+    if !CROWD.yields() {
+        return Spin::Declined(start);
+    }
+    let mut before = start;
+    let (mut spent, mut vain) = (Duration::ZERO, 0);
+    while spent < budget {
+        rustix::thread::sched_yield();
+        let after = Instant::now();
+        let took = after.duration_since(before);
+        if took < LONG_YIELD {
+            if look(LOOKS, &mut done) {
+                return Spin::Done;
+            }
+            let now = Instant::now();
+            spent += now.duration_since(before);
+            before = now;
+            continue;
+        }
+        if done(true) {
+            CROWD.gained(took);
+            return Spin::Done;
+        }
+        if took >= ROBBED {
+            CROWD.robbed(took);
+            break;
+        }
+        vain += 1;
+        if vain == VAIN_YIELDS || after.duration_since(start) >= limit {
+            break;
+        }
+        spent += LONG_YIELD;
+        before = after;
+    }
+    Spin::Vain(start)
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_follows_what_waits_are_like() {
+        let longest = settings().spin_ns;
+        let long =
+            || Instant::now().checked_sub(Duration::from_secs(1)).expect("the machine runs for a second");
+        let patience = Patience::new();
+        let mut budgets = vec![];
+        while patience.allowance_ns() > 0 {
+            budgets.push(patience.budget_ns.load(Ordering::Relaxed));
+            patience.learn(Spin::Vain(long()));
+        }
+        assert_eq!(budgets, [longest, longest / 2, longest / 4, longest / 8, longest / 16]);
+        patience.learn(Spin::Declined(long()));
+        assert_eq!(patience.budget_ns.load(Ordering::Relaxed), 0);
+        // A spin would have ended this one.
+        patience.learn(Spin::Vain(Instant::now()));
+        assert_eq!(patience.allowance_ns(), longest);
+        // Nobody tried.
+        patience.learn(Spin::Declined(long()));
+        assert_eq!(patience.allowance_ns(), longest);
+    }
+
+    #[test]
+    fn a_set_that_the_kernel_wakes_more_often_than_memory_does_not_spin() {
+        let patience = Patience::new();
+        let spins = |kernel: u32, memory: u32| {
+            (0..kernel).for_each(|_| patience.ended(true));
+            (0..memory).for_each(|_| patience.ended(false));
+            patience.allowance_ns() > 0
+        };
+        assert_eq!([spins(7, 0), spins(1, 0), spins(0, 1), spins(100, 8)], [true, false, true, false]);
+        assert_eq!([spins(0, 1), spins(1, 1), spins(2, 1)], [true, true, false]);
+    }
+
+    #[test]
+    fn a_waiter_that_does_not_spin_tries_it_ever_less_often() {
+        let patience = Patience::new();
+        patience.budget_ns.store(0, Ordering::Relaxed);
+        let mut gaps = vec![];
+        while gaps.len() < 9 {
+            let waits = (1..).find(|_| patience.allowance_ns() > 0);
+            gaps.push(waits.expect("a trial comes"));
+        }
+        assert_eq!(gaps, [32, 64, 128, 256, 512, 1024, 2048, 4096, 4096]);
+    }
+}
