@@ -19,6 +19,39 @@ fn compare(old: &Path, new: &Path) -> (Option<i32>, String, String) {
 }
 
 #[test]
+fn a_report_is_also_a_page_with_plots() {
+    let folder = tempfile::tempdir().unwrap();
+    let [page, json] = ["page", "json"].map(|name| folder.path().join(name));
+    let options = "--transport tcp --transport unix --only ping-pong/64/epoll/unpinned --only ping-pong/64/blocking/unpinned \
+                   --only paced/64/100-per-second --seconds 0.1 --rounds 1 --html";
+    let options = options.split_whitespace().map(Path::new);
+    let arguments: Vec<&Path> = options.chain([page.as_path(), "--json".as_ref(), &json]).collect();
+    let output = bench(&arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = fs::read_to_string(page).unwrap();
+    for wanted in [
+        "<svg",
+        "How long round trips take: ping-pong/64/epoll/unpinned",
+        "<td>paced/64/100-per-second/unpinned</td>",
+    ] {
+        assert!(page.contains(wanted), "{wanted}: {page}");
+    }
+    let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let results = report["results"].as_array().unwrap();
+    assert_eq!(results.len(), 3);
+    for result in results {
+        for transport in ["tcp", "unix"] {
+            let median = result["transports"][transport]["microseconds"]["p50"].as_f64().unwrap();
+            assert!(median > 0.0, "{result}");
+        }
+    }
+    let paced = results.iter().find(|result| result["name"] == "paced/64/100-per-second/unpinned").unwrap();
+    let rate = paced["transports"]["tcp"]["median"].as_f64().unwrap();
+    // Never faster; that it goes so fast depends on the machine.
+    assert!(rate <= 200.0, "{rate}");
+}
+
+#[test]
 fn a_report_of_its_own_can_be_compared() {
     let folder = tempfile::tempdir().unwrap();
     let [old, new, few] = ["old", "new", "few"].map(|name| folder.path().join(name));
@@ -56,6 +89,15 @@ fn a_report_of_its_own_can_be_compared() {
         "{text}"
     );
     assert_eq!(compare(&new, &old).0, Some(0));
+    let page = folder.path().join("page.html");
+    let html: [&Path; 5] = ["--compare".as_ref(), &old, &new, "--html".as_ref(), &page];
+    assert_eq!(bench(&html).status.code(), Some(1));
+    let page = fs::read_to_string(page).unwrap();
+    assert!(
+        page.contains("<svg") && page.contains("TCP, old") && page.contains("Unix socket, new"),
+        "{page}"
+    );
+    assert!(page.contains("<td>worse</td>"), "{page}");
 
     measure("2", &few);
     let (status, text, errors) = compare(&old, &few);

@@ -10,15 +10,22 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::report::{Spread, number, put};
 
 /// Rounds below which a spread says nothing.
 const FEWEST_ROUNDS: usize = 3;
 
-/// What this needs of a report as `report::json` writes it.
-#[derive(Debug, Deserialize)]
+/// A report as `report::json` writes it: what this needs of it, and all.
+#[derive(Debug)]
 pub(super) struct Report {
+    needed: Needed,
+    json: Value,
+}
+
+#[derive(Debug, Deserialize)]
+struct Needed {
     machine: Machine,
     results: Vec<Workload>,
     failures: Vec<String>,
@@ -100,8 +107,9 @@ impl Report {
     pub(super) fn read(path: &Path) -> anyhow::Result<Self> {
         let name = || path.display().to_string();
         let text = fs::read_to_string(path).with_context(name)?;
-        let report: Self = serde_json::from_str(&text).with_context(name)?;
-        let series = report.results.iter().flat_map(|workload| workload.transports.values());
+        let json = serde_json::from_str(&text).with_context(name)?;
+        let report = Self::of(json).with_context(name)?;
+        let series = report.needed.results.iter().flat_map(|workload| workload.transports.values());
         ensure!(
             series.into_iter().any(|series| series.samples.len() >= FEWEST_ROUNDS),
             "{}: nothing has {FEWEST_ROUNDS} rounds, and so a spread",
@@ -109,10 +117,19 @@ impl Report {
         );
         Ok(report)
     }
+
+    fn of(json: Value) -> Result<Self, serde_json::Error> {
+        Ok(Self { needed: Needed::deserialize(&json)?, json })
+    }
+
+    pub(super) fn json(&self) -> &Value {
+        &self.json
+    }
 }
 
 /// Compares all that is in the old report.
 pub(super) fn compare(old: &Report, new: &Report) -> Comparison {
+    let (old, new) = (&old.needed, &new.needed);
     let mut text = String::new();
     if old.machine != new.machine {
         put(&mut text, format_args!("Not the same machine: {}, then {}.\n", old.machine, new.machine));
@@ -260,7 +277,7 @@ fn spread(spread: &Spread) -> String {
 mod tests {
     use super::*;
 
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     /// A report on one workload: values of three rounds over each transport.
     fn report(unit: &str, transports: &[(&str, [f64; 3])]) -> Value {
@@ -278,7 +295,7 @@ mod tests {
     }
 
     fn compared(old: &Value, new: &Value) -> Comparison {
-        let read = |value: &Value| serde_json::from_value(value.clone()).unwrap();
+        let read = |value: &Value| Report::of(value.clone()).unwrap();
         compare(&read(old), &read(new))
     }
 

@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+use super::latency::{Latency, SAMPLED, Times};
 use super::message::{Author, Phase, Reader};
 use super::role::{Meter, Report, Session, Usage};
 use super::socket::{Endpoint, Listener, Moved, receive, set_nonblocking, transmit};
@@ -51,12 +52,14 @@ pub(super) fn serve(listener: &Listener, size: usize, mut meter: Meter) -> anyho
 pub(super) fn drive(session: &Session, size: usize, connections: usize) -> anyhow::Result<Report> {
     let mut clients = Clients::new(size)?;
     clients.open(&session.endpoint, connections)?;
+    // Of many each would be used too little in the time of the warm-up to find its peer.
+    clients.use_all()?;
     clients.measure(session)
 }
 
 /// Bytes of a message in a herd.
 pub(super) const HERD_SIZE: usize = 64;
-/// Round trips on each connection of a herd, before most of them are left alone.
+/// Round trips on each connection before the warm-up.
 const ROUND_TRIPS: usize = 12;
 /// Descriptors that are not connections. The library needs some while they look for their peers.
 const OTHERS: u64 = 1024;
@@ -65,9 +68,7 @@ const OTHERS: u64 = 1024;
 pub(super) fn drive_herd(session: &Session, active: usize, connections: usize) -> anyhow::Result<Report> {
     let mut clients = Clients::new(HERD_SIZE)?;
     clients.open(&session.endpoint, connections)?;
-    for _ in 0..ROUND_TRIPS {
-        clients.run(Phase::WarmUp, Duration::ZERO)?;
-    }
+    clients.use_all()?;
     clients.active = active;
     clients.measure(session)
 }
@@ -117,10 +118,11 @@ impl Clients {
     }
 
     /// Round trips on all active connections at once for at least `limit`, and at least one on each; returns their
-    /// number, and the time until the last reply was in.
-    pub(super) fn run(&mut self, phase: Phase, limit: Duration) -> anyhow::Result<(u64, Duration)> {
+    /// number, the time until the last reply was in, and how long some of those on the first connection took.
+    pub(super) fn run(&mut self, phase: Phase, limit: Duration) -> anyhow::Result<(u64, Duration, Times)> {
         let start = Instant::now();
-        let mut count = 0;
+        let (mut count, mut of_first) = (0, 0_u64);
+        let (mut latency, mut began) = (Latency::new(), None);
         let mut outstanding = self.active;
         for number in 0..self.active {
             self.begin(number, phase)?;
@@ -133,25 +135,40 @@ impl Clients {
                     continue;
                 }
                 count += 1;
+                if number == 0 {
+                    began.take().into_iter().for_each(|began| latency.note(began));
+                    of_first += 1;
+                }
                 if expired {
                     outstanding -= 1;
                 } else {
+                    began = began
+                        .or_else(|| (number == 0 && of_first.is_multiple_of(SAMPLED)).then(Instant::now));
                     self.begin(number, phase)?;
                 }
             }
             expired = expired || start.elapsed() >= limit;
         }
-        Ok((count, start.elapsed()))
+        Ok((count, start.elapsed(), latency.times()))
+    }
+
+    /// Some round trips on each connection.
+    fn use_all(&mut self) -> anyhow::Result<()> {
+        for _ in 0..ROUND_TRIPS {
+            self.run(Phase::WarmUp, Duration::ZERO)?;
+        }
+        Ok(())
     }
 
     /// Warms up and measures the active connections, then tells the server that this was all.
     fn measure(&mut self, session: &Session) -> anyhow::Result<Report> {
         self.run(Phase::WarmUp, Duration::from_secs_f64(session.warm_up))?;
         let before = Usage::now(false)?;
-        let (operations, elapsed) = self.run(Phase::Measured, Duration::from_secs_f64(session.seconds))?;
+        let (operations, elapsed, times) =
+            self.run(Phase::Measured, Duration::from_secs_f64(session.seconds))?;
         let used = Usage::now(false)?.since(&before, operations);
         self.say_once(Phase::End)?;
-        Ok(Report { seconds: elapsed.as_secs_f64(), connections: self.all.len() as u64, ..used })
+        Ok(Report { seconds: elapsed.as_secs_f64(), connections: self.all.len() as u64, times, ..used })
     }
 
     /// One round trip on the first connection.

@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::plan::allowed_cpus;
 
 /// What a reader of the numbers has to know about the machine.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Machine {
     pub(super) cpu: String,
     /// CPUs that the benchmark may use.

@@ -14,6 +14,7 @@ use nix::sys::signal::{SigSet, Signal};
 use serde::de::DeserializeOwned;
 
 use super::counters::Counters;
+use super::latency::Times;
 use super::plan::{Transport, Variant, Workload};
 use super::role::{self, Memory, Report, Session};
 use super::socket::Endpoint;
@@ -37,6 +38,8 @@ pub(super) struct Sample {
     pub(super) memory: Option<(Memory, Memory)>,
     /// Connections that the client opened.
     pub(super) connections: u64,
+    /// How long round trips took; empty for other workloads.
+    pub(super) times: Times,
     /// What the library of the client counted, where there was one.
     pub(super) client: Option<Counters>,
     /// The same of the server.
@@ -167,9 +170,10 @@ impl Bench<'_> {
 fn evaluate(workload: Workload, client: &Report, server: &Report) -> anyhow::Result<Sample> {
     let operations = client.operations as f64;
     let value = match workload {
-        Workload::PingPong { .. } | Workload::Herd { .. } | Workload::Connect { .. } => {
-            operations / client.seconds
-        }
+        Workload::PingPong { .. }
+        | Workload::Paced { .. }
+        | Workload::Herd { .. }
+        | Workload::Connect { .. } => operations / client.seconds,
         Workload::Stream { .. } => operations * stream::BLOCK as f64 / client.seconds / 1e9,
         Workload::Idle { connections } => {
             let memory = client.memory.zip(server.memory).context("no memory in the reports")?;
@@ -186,6 +190,7 @@ fn evaluate(workload: Workload, client: &Report, server: &Report) -> anyhow::Res
         cpu_per_million: (!is_idle).then(|| (client.cpu_seconds + server.cpu_seconds) / operations * 1e6),
         memory: client.memory.zip(server.memory),
         connections: client.connections,
+        times: client.times.clone(),
         client: None,
         server: None,
     })

@@ -19,9 +19,12 @@
 //! | `counters` | the library's own account of what became of the connections |
 //! | `role` | what a server and a client do: session, placement, report |
 //! | `ping_pong`, `event_loop`, `stream`, `connect`, `idle` | the workloads, both sides of each |
+//! | `latency` | how long round trips take |
 //! | `message`, `socket` | messages that prove themselves; the calls they travel by |
+//! | `verbs` | an RDMA device between two hosts, with nothing preloaded |
 //! | `arrow` | query results of demo-server, which are not this binary's |
 //! | `compare` | two reports |
+//! | `page`, `plot` | HTML with SVG in it |
 //! | `report`, `machine` | median and spread, the table, the JSON; where it was measured |
 
 mod arrow;
@@ -30,16 +33,20 @@ mod connect;
 mod counters;
 mod event_loop;
 mod idle;
+mod latency;
 mod machine;
 mod measure;
 mod message;
 mod output;
+mod page;
 mod ping_pong;
 mod plan;
+mod plot;
 mod report;
 mod role;
 mod socket;
 mod stream;
+mod verbs;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -47,6 +54,7 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use compare::Report;
 use output::Output;
+use page::Titled;
 use plan::Transport;
 
 /// Measure this machine: round trips, stream throughput, connections, memory.
@@ -71,8 +79,12 @@ pub(crate) struct Args {
     /// Also write the results as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also write a page with plots, and with the JSON in it.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Measure nothing: compare two reports of --json, with three rounds or more.
-    #[arg(long, num_args = 2, value_names = ["OLD", "NEW"], exclusive = true)]
+    #[arg(long, num_args = 2, value_names = ["OLD", "NEW"],
+        conflicts_with_all = ["rounds", "seconds", "only", "transport", "json", "list"])]
     compare: Option<Vec<PathBuf>>,
     /// Print the names of the workloads and exit.
     #[arg(long)]
@@ -84,6 +96,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Role {
     Arrow(arrow::Args),
+    Verbs(verbs::Args),
     /// The server of one measurement.
     #[command(hide = true)]
     Serve {
@@ -105,21 +118,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     match (&args.role, args.compare.as_deref()) {
         (Some(Role::Arrow(args)), _) => arrow::run(args).map(done),
+        (Some(Role::Verbs(args)), _) => verbs::run(args).map(done),
         (Some(Role::Serve { session }), _) => role::serve(session).map(done),
         (Some(Role::Drive { session }), _) => role::drive(session).map(done),
-        (None, Some([old, new])) => compare_files(old, new),
+        (None, Some([old, new])) => compare_files(old, new, args.html.as_deref()),
         (None, _) => measure_all(args).map(done),
     }
 }
 
-fn compare_files(old: &Path, new: &Path) -> anyhow::Result<ExitCode> {
-    let comparison = match (Report::read(old), Report::read(new)) {
-        (Ok(old), Ok(new)) => compare::compare(&old, &new),
+fn compare_files(old: &Path, new: &Path, html: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let (old, new) = match (Report::read(old), Report::read(new)) {
+        (Ok(old), Ok(new)) => (old, new),
         (Err(error), _) | (_, Err(error)) => {
             crate::tell(format_args!("thallus: {error:#}\n"));
             return Ok(ExitCode::from(2));
         }
     };
+    let comparison = compare::compare(&old, &new);
+    let pair = [Titled { title: "new", report: new.json() }, Titled { title: "old", report: old.json() }];
+    Output::open(html)?.write(|| page::html(&comparison.text, &pair))?;
     crate::print(&comparison.text)?;
     Ok(if comparison.is_worse { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -131,10 +148,13 @@ fn measure_all(args: &Args) -> anyhow::Result<()> {
         return crate::print(&names);
     }
     let machine = machine::facts();
-    let file = Output::open(args.json.as_deref())?;
+    let (file, html) = (Output::open(args.json.as_deref())?, Output::open(args.html.as_deref())?);
     let outcome = measure::run(&plan, args.rounds, args.seconds)?;
-    file.write(|| Ok(format!("{:#}\n", report::json(&machine, &outcome, args.rounds, args.seconds))))?;
-    crate::print(&report::markdown(&machine, &outcome, args.rounds, args.seconds))?;
+    let json = report::json(&machine, &outcome, args.rounds, args.seconds);
+    let tables = report::markdown(&machine, &outcome, args.rounds, args.seconds);
+    file.write(|| Ok(format!("{json:#}\n")))?;
+    html.write(|| page::html(&tables, &[Titled { title: "", report: &json }]))?;
+    crate::print(&tables)?;
     ensure!(outcome.failures.is_empty(), "{} measurements failed", outcome.failures.len());
     Ok(())
 }

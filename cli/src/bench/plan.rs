@@ -63,6 +63,9 @@ pub(super) enum Workload {
     PingPong { wait: Wait, size: usize, connections: usize },
     /// The same with 64 bytes, in `epoll_wait`, on the first `active` of `connections`; the others are idle, and have been used.
     Herd { active: usize, connections: usize },
+    /// Messages of 64 bytes on one connection, echoed, in `recv` and `send`: `rate` a second, if they go so fast. Round trips
+    /// per second; its point is what CPU time they take.
+    Paced { rate: u32 },
     /// 64 KiB writes one way, from and into `memory` bytes in turn. Gigabytes (10⁹) per second.
     Stream { memory: usize },
     /// Connect, 64-byte requests and replies in turn, close; one connection after the other. Connections per second.
@@ -144,6 +147,7 @@ impl fmt::Display for Workload {
             }
             Self::Stream { memory } if *memory < MIB => write!(out, "stream/{}KiB", memory / 1024),
             Self::Stream { memory } => write!(out, "stream/{}MiB", memory / MIB),
+            Self::Paced { rate } => write!(out, "paced/64/{rate}-per-second"),
             Self::Herd { active, connections } => write!(out, "herd/64/{active}-of-{connections}"),
             Self::Connect { requests: 1 } => out.write_str("connect/64"),
             Self::Connect { requests } => write!(out, "connect/64-{requests}-times"),
@@ -205,6 +209,15 @@ fn all(cpus: &[usize]) -> Vec<Variant> {
         );
     };
     once(Workload::Idle { connections: 200 }, "unpinned");
+    for size in [4096, 16 << 10, 256 << 10, MIB] {
+        once(Workload::PingPong { wait: Wait::Blocking, size, connections: 1 }, "cores");
+    }
+    for connections in [8, 200, 1000] {
+        once(Workload::PingPong { wait: Wait::Epoll, size: 64, connections }, "cores");
+    }
+    for rate in [100, 1000, 10_000] {
+        once(Workload::Paced { rate }, "unpinned");
+    }
     for connections in [100, 10_000] {
         once(Workload::Herd { active: 100, connections }, "cores");
     }

@@ -8,6 +8,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::counters::Counters;
+use super::latency::Times;
 use super::machine::Machine;
 use super::measure::{Measured, Outcome, Sample, Series};
 use super::plan::{Transport, Workload};
@@ -136,6 +137,8 @@ fn result_json(measured: &Measured) -> Value {
             "cpu_seconds_per_million": cpu(series),
             "ratio_to_tcp": ratio(measured, series.transport).ok(),
             "path": path_text(series),
+            "microseconds": quantiles(series),
+            "times": times(series),
             "samples": samples,
         });
         transports.insert(series.transport.name().to_owned(), entry);
@@ -148,6 +151,23 @@ fn result_json(measured: &Measured) -> Value {
         "client_cpu": measured.variant.placement.client(),
         "transports": transports,
     })
+}
+
+/// Of all rounds together.
+fn times(series: &Series) -> Times {
+    Times::together(series.samples.iter().map(|sample| &sample.times))
+}
+
+/// Null where nothing was timed.
+fn quantiles(series: &Series) -> Value {
+    let times = times(series);
+    let at = |share| times.quantile(share).map(|time| time.as_nanos() as f64 / 1000.0);
+    match at(0.5) {
+        None => Value::Null,
+        median => {
+            json!({"p50": median, "p90": at(0.9), "p99": at(0.99), "p99.9": at(0.999), "most": at(1.0)})
+        }
+    }
 }
 
 fn sample_json(sample: &Sample) -> Value {
@@ -164,7 +184,7 @@ fn sample_json(sample: &Sample) -> Value {
 
 fn unit(workload: Workload) -> &'static str {
     match workload {
-        Workload::PingPong { .. } | Workload::Herd { .. } => "round trips/s",
+        Workload::PingPong { .. } | Workload::Paced { .. } | Workload::Herd { .. } => "round trips/s",
         Workload::Stream { .. } => "GB/s",
         Workload::Connect { .. } => "connections/s",
         Workload::Idle { .. } => "bytes/connection",
@@ -328,7 +348,8 @@ mod tests {
             ..Counters::default()
         });
         let (client, server) = (counters.clone(), counters);
-        Sample { value, cpu_per_million: Some(2.0), memory: None, connections: 1, client, server }
+        let times = Times::default();
+        Sample { value, cpu_per_million: Some(2.0), memory: None, connections: 1, times, client, server }
     }
 
     fn measured(thallus: Vec<Sample>) -> Measured {

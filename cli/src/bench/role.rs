@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::latency::Times;
 use super::message::Phase;
 use super::plan::{Wait, Workload};
 use super::socket::{Endpoint, Listener};
@@ -46,6 +47,9 @@ pub(super) struct Report {
     pub(super) connections: u64,
     /// What this process holds when idle, in bytes over what it held before (workload `idle`).
     pub(super) memory: Option<Memory>,
+    /// How long round trips took, of which some were timed. Empty in the server's report.
+    #[serde(default)]
+    pub(super) times: Times,
 }
 
 /// Resident memory in bytes, as `/proc/PID/smaps_rollup` counts it (proc(5)).
@@ -56,6 +60,9 @@ pub(super) struct Memory {
     /// The same, a page that n processes share counted as 1/n.
     pub(super) pss: i64,
 }
+
+/// Bytes of a message that is sent at a given rate.
+const PACED_SIZE: usize = 64;
 
 /// Serves one session.
 pub(super) fn serve(session: &str) -> anyhow::Result<()> {
@@ -68,6 +75,7 @@ pub(super) fn serve(session: &str) -> anyhow::Result<()> {
         }
         Workload::PingPong { wait, size, .. } => ping_pong::serve(&listener, wait, size),
         Workload::Stream { memory } => stream::serve(&listener, memory),
+        Workload::Paced { .. } => ping_pong::serve(&listener, Wait::Blocking, PACED_SIZE),
         Workload::Herd { .. } => event_loop::serve(&listener, event_loop::HERD_SIZE, Meter::new()),
         Workload::Connect { .. } => connect::serve(&listener),
         Workload::Idle { .. } => idle::serve(&listener),
@@ -85,6 +93,7 @@ pub(super) fn drive(session: &str) -> anyhow::Result<()> {
         Workload::Herd { active, connections } => event_loop::drive_herd(&session, active, connections),
         Workload::PingPong { wait, size, .. } => ping_pong::drive(&session, wait, size),
         Workload::Stream { memory } => stream::drive(&session, memory),
+        Workload::Paced { rate } => ping_pong::drive_paced(&session, PACED_SIZE, rate),
         Workload::Connect { requests } => connect::drive(&session, requests),
         Workload::Idle { connections } => idle::drive(&session, connections),
     };
@@ -94,7 +103,7 @@ pub(super) fn drive(session: &str) -> anyhow::Result<()> {
 fn start(session: &str) -> anyhow::Result<Session> {
     set_pdeathsig(Signal::SIGKILL).context("follow the parent")?;
     let session: Session = from_json(session)?;
-    if let Workload::Herd { connections, .. } = session.workload {
+    if let Workload::Herd { connections, .. } | Workload::PingPong { connections, .. } = session.workload {
         event_loop::allow_connections(connections)?;
     }
     if let Some(cpu) = session.cpu {
