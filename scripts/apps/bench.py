@@ -1,4 +1,4 @@
-"""scripts/bench: sockets, PostgreSQL and Redis over TCP, a Unix socket and Thallus, in turn."""
+"""scripts/bench: sockets, PostgreSQL, Redis, nginx and memcached over TCP, a Unix socket and Thallus, in turn."""
 
 import argparse
 import json
@@ -10,13 +10,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from . import checks, process, script, targets
+from .nginx import LARGE, SMALL
 from .postgres import SETTINGS, binaries
 from .series import markdown, tell
-from .transports import CLIENT_ONLY, EACH, Failed, Library, ONE_SIDED, SERVER_ONLY, THALLUS, call
+from .transports import CLIENT_ONLY, EACH, Failed, Library, ONE_SIDED, SERVER_ONLY, TCP_ONLY, THALLUS, call
 from .workloads import Servers, timed
 
 PARTS = ("sockets", "applications", "processes")
 SCALE = 10
+REPLAY = "replay through psql"
 
 # What the targets are about; the other sizes and the unpinned ping-pong only in the long run.
 QUICK = (
@@ -35,6 +37,7 @@ def parse():
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds of fewer workloads")
     parser.add_argument("--rounds", type=int, help="measurements of each over each transport (5; quick: 3)")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part (repeatable)")
+    parser.add_argument("--only", action="append", help="only applications whose name contains this text (repeatable)")
     parser.add_argument("--output", type=Path, help="folder for bench.json and bench.md (default: beside the build)")
     return parser.parse_args()
 
@@ -57,7 +60,7 @@ def bench(arguments, folder):
     if "applications" in parts:
         tell("\n== applications")
         workloads, described = applications(arguments, rounds, folder)
-        text.append(f"## PostgreSQL and Redis\n\n{described}")
+        text.append(f"## PostgreSQL, Redis, nginx and memcached\n\n{described}")
         reached += targets.of_applications({workload.name: workload for workload in workloads})
         results["applications"] = [workload.as_json() for workload in workloads]
     if "processes" in parts:
@@ -94,39 +97,59 @@ def sockets(arguments, rounds, folder):
 
 
 def applications(arguments, rounds, folder):
-    """PostgreSQL and Redis: the workloads, and the text about them."""
+    """The workloads, and the text about them."""
     seconds, recorded = (1, 2) if arguments.quick else (3, 5)
-    servers = Servers(folder, arguments.release / "libthallus_shim.so")
+    servers = Servers(folder, arguments.release / "libthallus_shim.so", more=True)
     with servers:
         servers.make_databases({*EACH, *ONE_SIDED}, SCALE)
-        workloads = list_workloads(servers, seconds, recorded, folder)
+        workloads = list_workloads(servers, seconds, recorded, folder, arguments)
         for number, workload in enumerate(workloads):
             workload.run(rounds, f"[{number + 1}/{len(workloads)}] ")
         for transport in EACH:
-            count = servers.transactions[transport]
+            count = servers.transactions.get(transport, 0)
             checks.balances(servers.postgres(transport), transport, timed(transport), count)
     ends = [f"{server.name} itself: {server.counts().describe()}" for server in servers.preloaded()]
     head = (
-        f"Median (lowest–highest) of {rounds} rounds of {seconds} s, transports in turn; unpinned, but the second "
-        f"table (a peer without Thallus) on one core. pgbench with one thread, scale {SCALE}; values of 64 bytes, no pipelining. pgbench and redis-benchmark first open a short "
-        "connection of their own. The balances add up after TPC-B."
+        f"Median (lowest–highest) of {rounds} rounds of {seconds} s, transports in turn; unpinned, but the last table (a "
+        f"peer without it) on one core. pgbench with one thread, scale {SCALE}; Redis with values of 64 bytes; nginx with one "
+        "worker, wrk and memcached with one thread; nine of ten requests to memcached are GET, values of 1 KiB. pgbench and "
+        "redis-benchmark first open a short connection of their own. The balances add up after TPC-B, the files of both "
+        "nginx are equal, and memcaslap finds what was written."
     )
     return workloads, "\n\n".join([head, *describe(workloads), *ends])
 
 
-def list_workloads(servers, seconds, recorded, folder):
+def list_workloads(servers, seconds, recorded, folder, arguments):
+    wanted = arguments.only or [""]
+    # Recorded when it is listed.
+    replay = any(text in REPLAY for text in wanted)
+    every = every_workload(servers, seconds, recorded if replay else 0, folder, thorough=not arguments.quick)
+    workloads = [workload for workload in every if any(text in workload.name for text in wanted)]
+    if not workloads:
+        raise Failed(f"no application has such a name; there are: {', '.join(workload.name for workload in every)}")
+    return workloads
+
+
+def every_workload(servers, seconds, recorded, folder, thorough):
     select = ("-S", "-M", "prepared")
-    connections = (1, 8, 50)
+    # In the long run also those in between.
+    connections = (1, 8, 32, 50, 64) if thorough else (1, 8, 50)
     workloads = [
         servers.pgbench(f"pgbench -S -M prepared -c{clients}", EACH, *select, clients=clients, seconds=seconds)
         for clients in connections
     ]
-    workloads.append(servers.pgbench("pgbench TPC-B -c1", EACH, clients=1, seconds=seconds))
-    workloads.append(servers.replay("replay through psql", recorded, folder))
+    for clients in (1, 8) if thorough else (1,):
+        workloads.append(servers.pgbench(f"pgbench TPC-B -c{clients}", EACH, clients=clients, seconds=seconds))
+    if recorded:
+        workloads.append(servers.replay(REPLAY, recorded, folder))
     for test in ("GET", "SET"):
-        for clients in connections:
+        for clients in (1, 8, 50, 500) if thorough else (1, 8, 50):
             name = f"Redis {test} -c{clients}"
             workloads.append(servers.redis_benchmark(name, EACH, test, clients, seconds))
+    workloads.append(servers.redis_benchmark("Redis GET -c50 -P16", EACH, "GET", 50, seconds, pipeline=16))
+    workloads.append(servers.wrk("nginx 1 KiB, wrk -c50", SMALL, 50, seconds))
+    workloads.append(servers.wrk("nginx 1 MiB, wrk -c8", LARGE, 8, seconds))
+    workloads.append(servers.slap("memcached -c50", 50, seconds))
     name = "pgbench -S -c1, one transaction per connection"
     workloads.append(servers.pgbench(name, EACH, "-S", "-C", clients=1, seconds=seconds, short=True))
     name = "Redis GET -c1, one request per connection"
@@ -141,7 +164,11 @@ def list_workloads(servers, seconds, recorded, folder):
 
 def describe(workloads):
     """A table for each set of transports."""
-    for transports, compared in ((EACH, (THALLUS,)), (ONE_SIDED, (CLIENT_ONLY, SERVER_ONLY))):
+    for transports, compared in (
+        (EACH, (THALLUS,)),
+        (TCP_ONLY, (THALLUS,)),
+        (ONE_SIDED, (CLIENT_ONLY, SERVER_ONLY)),
+    ):
         rows = []
         for workload in workloads:
             if workload.transports != transports:
@@ -153,7 +180,8 @@ def describe(workloads):
             rows.append([workload.name, workload.unit, *values, ratios, cpu, path])
         titles = [transport.title for transport in transports]
         head = ["workload", "unit", *titles, "÷ TCP", "CPU s per million", "connections (client side)"]
-        yield markdown(head, rows, right=range(2, 7))
+        if rows:
+            yield markdown(head, rows, right=range(2, len(head) - 1))
 
 
 def processes(arguments, folder):

@@ -31,6 +31,7 @@ class Redis(Server):
             'save ""',
             "appendonly no",
             "daemonize no",
+            "maxclients 2000",
             *(f'rename-command {command} ""' for command in FORBIDDEN),
         ]
         (self.folder / "redis.conf").write_text("\n".join(lines) + "\n")
@@ -53,9 +54,9 @@ class Redis(Server):
         """Runs `commands`, one a line, on one connection; their replies are the output, one a line."""
         return self.clients.run(transport, ["redis-cli", *self.address(transport), "-n", database], stdin=commands)
 
-    def benchmark(self, transport, test, clients, requests, keep_alive=True):
-        """redis-benchmark without pipelining; returns its result and requests per second."""
-        options = ["-t", test, "-c", clients, "-n", requests, "-d", DATA, "-k", int(keep_alive), "--csv"]
+    def benchmark(self, transport, test, clients, requests, keep_alive=True, pipeline=1):
+        """redis-benchmark with `pipeline` requests at once on each connection; returns its result and requests per second."""
+        options = ["-t", test, "-c", clients, "-n", requests, "-d", DATA, "-k", int(keep_alive), "-P", pipeline, "--csv"]
         command = ["redis-benchmark", *self.address(transport), *options]
         done = self.clients.run(transport, command, timeout=120)
         for row in csv.reader(done.output.splitlines()):

@@ -89,7 +89,7 @@ def of_sockets(results):
 
 
 def of_applications(workloads):
-    """`workloads`: name → Workload."""
+    """`workloads`: name → Workload. Targets on those that were not measured are left out."""
     targets = []
     for name, bound in (
         ("pgbench -S -M prepared -c1", 8),
@@ -101,11 +101,14 @@ def of_applications(workloads):
         ("Redis GET -c1, one request per connection", 0.95),
         ("pgbench -S -c1, one transaction per connection", 0.95),
     ):
-        targets.append(Target(f"{name}, unpinned", bound, workloads[name].ratio(THALLUS)))
-    eight = workloads["pgbench -S -M prepared -c8"]
-    to_unix = eight.median(THALLUS) / eight.median(UNIX) if eight.was_upgraded() else None
-    targets.append(Target(f"{eight.name}, unpinned, over a Unix socket", 1, to_unix))
+        if name in workloads:
+            targets.append(Target(f"{name}, unpinned", bound, workloads[name].ratio(THALLUS)))
+    if eight := workloads.get("pgbench -S -M prepared -c8"):
+        to_unix = eight.median(THALLUS) / eight.median(UNIX) if eight.was_upgraded() else None
+        targets.append(Target(f"{eight.name}, unpinned, over a Unix socket", 1, to_unix))
     for name in ("one core, pgbench -S -M prepared -c1", "one core, Redis GET -c1"):
+        if name not in workloads:
+            continue
         worse = min(workloads[name].ratio(side) for side in (CLIENT_ONLY, SERVER_ONLY))
         targets.append(Target(f"a peer without it, {name} (worse side)", 0.97, worse))
     return targets

@@ -34,6 +34,8 @@ SERVER_ONLY = Transport("server-only", "only the server has it", server=True)
 
 EACH = (TCP, UNIX, THALLUS)
 ONE_SIDED = (TCP, CLIENT_ONLY, SERVER_ONLY)
+TCP_ONLY = (TCP, THALLUS)
+"""Of programs that can't use a Unix socket."""
 
 
 @dataclass

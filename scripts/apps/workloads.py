@@ -2,31 +2,39 @@
 
 from contextlib import ExitStack, nullcontext
 
+from .memcached import Memcached
+from .nginx import LARGE, Nginx, SMALL
 from .postgres import Postgres
 from .redis import Redis
 from .replay import Replay
 from .series import Sample, Workload, tell
-from .transports import Clients, EACH, Failed, Library
+from .transports import Clients, EACH, Failed, Library, TCP_ONLY
 
 PROBE = 4000
 """Requests by which redis-benchmark, which knows no duration, finds out how many fill the time."""
 
+PROBE_EACH = 100
+"""Of these on each connection at least: shorter ones would teach the server that connections to its port are short."""
+
 
 class Servers:
-    """PostgreSQL and Redis, each without the library and with it. Use in a `with`."""
+    """PostgreSQL and Redis, each without the library and with it; if `more`, nginx and memcached, too. Use in a `with`."""
 
-    def __init__(self, folder, library):
+    def __init__(self, folder, library, more=False):
         library = Library(library, folder)
         self.clients = Clients(library, folder)
         self.postgres_of = {with_it: Postgres(folder, self.clients, with_it) for with_it in (None, library)}
         self.redis_of = {with_it: Redis(folder, self.clients, with_it) for with_it in (None, library)}
+        kinds = (Nginx, Memcached) if more else ()
+        self.more = {kind: {with_it: kind(folder, self.clients, with_it) for with_it in (None, library)} for kind in kinds}
         self.library = library
         self.transactions = {}
 
     def __enter__(self):
         with ExitStack() as starting:
-            for server in (*self.postgres_of.values(), *self.redis_of.values()):
-                starting.enter_context(server)
+            for servers in (self.postgres_of, self.redis_of, *self.more.values()):
+                for server in servers.values():
+                    starting.enter_context(server)
             self.running = starting.pop_all()
         return self
 
@@ -41,7 +49,11 @@ class Servers:
 
     def preloaded(self):
         """The servers that have the library."""
-        return self.postgres_of[self.library], self.redis_of[self.library]
+        all_kinds = (self.postgres_of, self.redis_of, *self.more.values())
+        return [servers[self.library] for servers in all_kinds]
+
+    def of(self, kind, transport):
+        return self.more[kind][self.library if transport.server else None]
 
     def make_databases(self, transports, scale):
         """For each transport one database for timed runs and one for the replay, all with equal rows."""
@@ -65,18 +77,47 @@ class Servers:
 
         return Workload(name, "transactions/s", measure, transports, short)
 
-    def redis_benchmark(self, name, transports, test, clients, seconds, keep_alive=True, one_core=False):
+    def wrk(self, name, size, clients, seconds):
+        """Requests per second of wrk for a file of `size` bytes, which is the same from both servers."""
+
+        def measure(transport, _):
+            nginx = self.of(Nginx, transport)
+            if len({self.of(Nginx, each).fetch(size) for each in TCP_ONLY}) != 1:
+                raise Failed(f"two nginx serve other files of {size} bytes")
+            before = nginx.cpu_seconds()
+            done, rate, count = nginx.wrk(transport, size, clients, seconds)
+            cpu = done.cpu_seconds + nginx.cpu_seconds() - before
+            return Sample(rate, done.counts, clients, cpu, count)
+
+        return Workload(name, "requests/s", measure, TCP_ONLY)
+
+    def slap(self, name, clients, seconds):
+        """Requests per second of memcaslap."""
+
+        def measure(transport, _):
+            memcached = self.of(Memcached, transport)
+            before = memcached.cpu_seconds()
+            done, rate, count = memcached.slap(transport, clients, seconds)
+            cpu = done.cpu_seconds + memcached.cpu_seconds() - before
+            return Sample(rate, done.counts, clients, cpu, count)
+
+        return Workload(name, "requests/s", measure, TCP_ONLY)
+
+    def redis_benchmark(
+        self, name, transports, test, clients, seconds, keep_alive=True, one_core=False, pipeline=1
+    ):
         """Requests per second of `redis-benchmark -t test -c clients`."""
         rates = {}
 
         def measure(transport, _):
             redis = self.redis(transport)
             with redis.on_one_core() if one_core else nullcontext():
+                fewest = max(PROBE, PROBE_EACH * clients)
                 if transport not in rates:
-                    rates[transport] = redis.benchmark(transport, test, clients, PROBE, keep_alive)[1]
-                requests = max(PROBE, int(rates[transport] * seconds))
+                    rates[transport] = redis.benchmark(transport, test, clients, fewest, keep_alive, pipeline)[1]
+                requests = max(fewest, int(rates[transport] * seconds))
                 before = redis.cpu_seconds()
-                done, rate = redis.benchmark(transport, test, clients, requests, keep_alive)
+                done, rate = redis.benchmark(transport, test, clients, requests, keep_alive, pipeline)
             cpu = done.cpu_seconds + redis.cpu_seconds() - before
             rates[transport] = rate
             return Sample(rate, done.counts, clients, cpu, requests)
