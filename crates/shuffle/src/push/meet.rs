@@ -1,0 +1,128 @@
+//! How the processes of a cluster find each other.
+//!
+//! Each connects to all with higher numbers, which needs nobody's help (the kernel accepts), greets them, answers those with
+//! lower numbers, and then reads the answers of the higher ones. So nobody waits for one that waits for it.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::incoming::Incoming;
+use super::link::Link;
+use super::node::{STOP, Shared};
+use super::wire::{HELLO, Hello};
+use super::{Config, Node};
+use crate::{Cluster, Error, NodeId, Result};
+
+/// For one that connects and says nothing.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// Between two tries to connect.
+const PAUSE: Duration = Duration::from_millis(20);
+
+pub(super) fn meet(listener: TcpListener, cluster: Cluster, me: NodeId, config: Config) -> Result<Node> {
+    let deadline = Instant::now() + config.patience;
+    let hello = Hello { node: me, window: config.window as u64 }.to_bytes(&cluster);
+    let mut met: Vec<Option<(TcpStream, u64)>> = (0..cluster.nodes()).map(|_| None).collect();
+
+    let mut asked = Vec::new();
+    for node in (me.0 + 1..).take(cluster.nodes() - me.index() - 1).map(NodeId) {
+        let mut stream = connect(&cluster, node, deadline)?;
+        stream.write_all(&hello).map_err(Error::io("greet"))?;
+        asked.push((node, stream));
+    }
+    while met[..me.index()].iter().any(Option::is_none) {
+        let mut stream = accept(&listener, deadline)?;
+        let rest = deadline.saturating_duration_since(Instant::now());
+        // A stranger is sent away, and does not end the meeting.
+        let Ok(theirs) = read_hello(&mut stream, &cluster, rest.min(GREETING)) else { continue };
+        let place = &mut met[theirs.node.index()];
+        if theirs.node >= me || place.is_some() || stream.write_all(&hello).is_err() {
+            continue;
+        }
+        *place = Some((stream, theirs.window));
+    }
+    for (node, mut stream) in asked {
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let theirs =
+            read_hello(&mut stream, &cluster, rest).map_err(|why| Error::Join(format!("{node}: {why}")))?;
+        if theirs.node != node {
+            return Err(Error::Cluster(format!("{} is at the address of {node}", theirs.node)));
+        }
+        met[node.index()] = Some((stream, theirs.window));
+    }
+    begin(listener, cluster, me, config, met).map_err(Error::io("network thread"))
+}
+
+fn connect(cluster: &Cluster, node: NodeId, deadline: Instant) -> Result<TcpStream> {
+    let address = cluster.address(node);
+    loop {
+        let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(&address, rest) {
+            Ok(stream) => return Ok(stream),
+            // Not there yet.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < deadline => {
+                thread::sleep(PAUSE);
+            }
+            Err(error) => return Err(Error::Join(format!("{node} at {address}: {error}"))),
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, deadline: Instant) -> Result<TcpStream> {
+    let rest = deadline.saturating_duration_since(Instant::now());
+    let timeout = PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX);
+    let mut waited = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut waited, timeout) {
+        Ok(0) => Err(Error::Join("not all processes have connected".into())),
+        Ok(_) => Ok(listener.accept().map_err(Error::io("accept"))?.0),
+        Err(nix::errno::Errno::EINTR) => accept(listener, deadline),
+        Err(error) => Err(Error::io("accept")(error.into())),
+    }
+}
+
+fn read_hello(stream: &mut TcpStream, cluster: &Cluster, patience: Duration) -> Result<Hello> {
+    let mut bytes = [0; HELLO];
+    stream.set_read_timeout(Some(patience.max(Duration::from_millis(1)))).map_err(Error::io("greeting"))?;
+    stream.read_exact(&mut bytes).map_err(Error::io("greeting"))?;
+    Hello::from_bytes(&bytes, cluster)
+}
+
+fn begin(
+    listener: TcpListener,
+    cluster: Cluster,
+    me: NodeId,
+    config: Config,
+    met: Vec<Option<(TcpStream, u64)>>,
+) -> io::Result<Node> {
+    let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
+    let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+    epoll.add(&stop, EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
+    let mut links = Vec::new();
+    for (node, met) in (0..).map(NodeId).zip(met) {
+        let Some((stream, window)) = met else {
+            links.push(None);
+            continue;
+        };
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(None)?;
+        stream.set_nonblocking(true)?;
+        let link = Link::new(node, stream, window, config.outgoing, epoll.clone());
+        epoll.add(&link.stream, link.event(false))?;
+        links.push(Some(link));
+    }
+    let incoming = links.iter().map(|link| link.as_ref().map(|link| Incoming::new(link.node))).collect();
+    let shared = Arc::new(Shared::new(cluster, me, config, links, epoll, stop));
+    let network = {
+        let shared = shared.clone();
+        thread::Builder::new().name(format!("shuffle {}", me.0)).spawn(move || shared.serve(incoming))?
+    };
+    Ok(Node { shared, network: Some(network), _seat: listener })
+}

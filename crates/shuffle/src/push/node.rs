@@ -1,0 +1,300 @@
+//! A process of the cluster: its links, its shuffles, and the network thread that serves them.
+
+use std::collections::{HashMap, HashSet};
+use std::net::Shutdown;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use arrow_buffer::Buffer;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollTimeout};
+use nix::sys::eventfd::EventFd;
+
+use super::Config;
+use super::exchange::{Exchange, Fault};
+use super::inbox::Item;
+use super::incoming::{Incoming, Progress};
+use super::link::{Frame, Link};
+use super::wire::{Head, Kind};
+use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId};
+
+/// The eventfd among the processes' numbers.
+pub(super) const STOP: u64 = u64::MAX;
+
+#[derive(Debug, Default)]
+struct Shuffles {
+    live: HashMap<u64, Arc<Exchange>>,
+    /// Those that failed: what still comes for them is dropped.
+    failed: HashSet<u64>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) cluster: Cluster,
+    pub(super) me: NodeId,
+    pub(super) config: Config,
+    pub(super) pool: Pool,
+    /// By process; none for this one.
+    pub(super) links: Vec<Option<Link>>,
+    pub(super) epoll: Arc<Epoll>,
+    pub(super) stop: EventFd,
+    shuffles: Mutex<Shuffles>,
+    over: Condvar,
+}
+
+impl Shared {
+    pub(super) fn new(
+        cluster: Cluster,
+        me: NodeId,
+        config: Config,
+        links: Vec<Option<Link>>,
+        epoll: Arc<Epoll>,
+        stop: EventFd,
+    ) -> Self {
+        let pool = Pool::new(config.pool);
+        let (shuffles, over) = (Mutex::default(), Condvar::new());
+        Self { cluster, me, config, pool, links, epoll, stop, shuffles, over }
+    }
+
+    pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
+        self.links.iter().flatten()
+    }
+
+    fn link(&self, node: NodeId) -> &Link {
+        self.links[node.index()].as_ref().expect("another process")
+    }
+
+    /// A shuffle whose halves are about to be handed out.
+    pub(super) fn open(&self, id: u64) -> Result<Arc<Exchange>> {
+        let exchange = {
+            let mut shuffles = self.lock();
+            if shuffles.closed {
+                return Err(Error::Closed);
+            }
+            if shuffles.failed.contains(&id) {
+                return Err(Error::Taken(format!("shuffle {id} has failed")));
+            }
+            shuffles.get(id, self)
+        };
+        if !exchange.open() {
+            return Err(Error::Taken(format!("shuffle {id}")));
+        }
+        for link in self.links() {
+            if let Some(error) = link.ended()
+                && exchange.needs(&self.cluster, link.node)
+            {
+                self.fail(&exchange, &error);
+            }
+        }
+        Ok(exchange)
+    }
+
+    /// Tells everybody in this process that a shuffle has failed.
+    pub(super) fn fail(&self, exchange: &Exchange, error: &Error) {
+        if exchange.fail(error) {
+            self.links().for_each(|link| link.fail_lane(exchange.id));
+        }
+    }
+
+    /// A worker of this process has ended, or has given up.
+    pub(super) fn sender_gone(&self, exchange: &Exchange, worker: WorkerId, gave_up: Option<&str>) {
+        if let Some(why) = gave_up {
+            let error = Error::GaveUp { worker, why: why.to_owned() };
+            let first = exchange.failed().is_none();
+            self.fail(exchange, &error);
+            // Those who have failed for another reason say so as well: there may be processes that do not know yet.
+            let error =
+                exchange.failed().filter(|_| !first).map_or(why.to_owned(), |error| error.to_string());
+            self.links().for_each(|link| link.notify(Frame::gave_up(exchange.id, worker, &error)));
+        }
+        if exchange.sender_gone() {
+            self.links().for_each(|link| link.close_lane(exchange.id));
+        }
+        self.tidy(exchange);
+    }
+
+    pub(super) fn receiver_gone(&self, exchange: &Exchange) {
+        exchange.receiver_gone();
+        self.tidy(exchange);
+    }
+
+    /// Forgets a shuffle in which nothing will happen any more.
+    fn tidy(&self, exchange: &Exchange) {
+        if exchange.is_over() {
+            let mut shuffles = self.lock();
+            shuffles.live.remove(&exchange.id);
+            if exchange.failed().is_some() {
+                shuffles.failed.insert(exchange.id);
+            }
+            self.over.notify_all();
+        }
+    }
+
+    /// Tells a process what of its rows has been read.
+    pub(super) fn credit(&self, exchange: &Exchange, node: NodeId, bytes: u64) {
+        if bytes > 0 {
+            let head = Head { value: bytes, ..Head::new(Kind::Credit, exchange.id, WorkerId(0)) };
+            self.link(node).notify(Frame::of(head));
+        }
+    }
+
+    /// Tells all processes, before a worker sleeps: one that waits for room for a large frame needs all of it.
+    pub(super) fn settle(&self, exchange: &Exchange) {
+        for link in self.links() {
+            self.credit(exchange, link.node, exchange.settle(link.node));
+        }
+    }
+
+    /// Refuses new shuffles, and waits until those that were opened here are over, or until `deadline`.
+    pub(super) fn wind_down(&self, deadline: Instant) -> bool {
+        let mut shuffles = self.lock();
+        shuffles.closed = true;
+        while shuffles.live.values().any(|exchange| exchange.opened()) {
+            let Some(rest) = deadline.checked_duration_since(Instant::now()) else { return false };
+            shuffles = self.over.wait_timeout(shuffles, rest).expect("nobody panics with it").0;
+        }
+        true
+    }
+
+    /// Ends all connections, and with them every shuffle.
+    pub(super) fn shut(&self) {
+        self.lock().closed = true;
+        self.links().for_each(|link| link.end(&Error::Closed, Shutdown::Both));
+        let live: Vec<_> = self.lock().live.values().cloned().collect();
+        live.iter().for_each(|exchange| self.fail(exchange, &Error::Closed));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shuffles> {
+        self.shuffles.lock().expect("nobody panics with it")
+    }
+
+    /// The network thread. Returns when it is told to, or when all processes have left and this one is leaving.
+    pub(super) fn serve(&self, incoming: Vec<Option<Incoming>>) {
+        let mut incoming = incoming;
+        let mut events = vec![EpollEvent::empty(); incoming.len() + 1];
+        let mut leaving = None;
+        loop {
+            let timeout = match leaving {
+                None => EpollTimeout::NONE,
+                Some(deadline) if incoming.iter().any(Option::is_some) => {
+                    let rest = Instant::now();
+                    let Some(rest) = Instant::checked_duration_since(&deadline, rest) else { return };
+                    EpollTimeout::try_from(rest + Duration::from_millis(1)).unwrap_or(EpollTimeout::NONE)
+                }
+                Some(_) => return,
+            };
+            let count = match self.epoll.wait(&mut events, timeout) {
+                Ok(count) => count,
+                Err(nix::errno::Errno::EINTR) => 0,
+                Err(error) => return self.broken(&format!("epoll_wait: {error}")),
+            };
+            for event in &events[..count] {
+                if event.data() == STOP {
+                    let _ = self.stop.read(); // written once
+                    leaving = Some(Instant::now() + self.config.patience);
+                    continue;
+                }
+                let node = event.data() as usize;
+                let Some(Some(of_node)) = incoming.get_mut(node) else { continue };
+                let link = of_node.link(self);
+                if event.events().contains(nix::sys::epoll::EpollFlags::EPOLLOUT) {
+                    link.writable();
+                }
+                let readable = !(event.events() - nix::sys::epoll::EpollFlags::EPOLLOUT).is_empty();
+                if readable && let Err(error) = self.receive(of_node) {
+                    let _ = self.epoll.delete(&link.stream); // closing would do it, too
+                    self.lost(link.node, &error);
+                    incoming[node] = None;
+                }
+            }
+        }
+    }
+
+    /// What a link has, up to a bound. An error if nothing more will come from it.
+    fn receive(&self, incoming: &mut Incoming) -> Result<()> {
+        let node = incoming.node();
+        for _ in 0..super::FRAMES_IN_TURN {
+            match incoming.progress(self)? {
+                Progress::Empty => break,
+                Progress::Some => {}
+                Progress::Frame(head, memory) => {
+                    self.frame(node, head, memory).map_err(|fault| match fault {
+                        Some(why) => Error::Protocol { node, why },
+                        None => Error::Left(node),
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One frame. An error of None is the process' farewell.
+    fn frame(&self, node: NodeId, head: Head, memory: Buffer) -> std::result::Result<(), Option<Fault>> {
+        match head.kind {
+            Kind::Goodbye => return Err(None),
+            Kind::Credit => {
+                return match self.link(node).credit(head.shuffle, head.value) {
+                    true => Ok(()),
+                    false => Err(Some(format!("credit for {} bytes that it never got", head.value))),
+                };
+            }
+            Kind::Rows | Kind::End | Kind::GaveUp => {}
+        }
+        if !self.cluster.workers_of(node).contains(&head.source.0) {
+            return Err(Some(format!("a frame of {}", head.source)));
+        }
+        let exchange = {
+            let mut shuffles = self.lock();
+            if shuffles.failed.contains(&head.shuffle) {
+                return Ok(());
+            }
+            if !shuffles.live.contains_key(&head.shuffle) && shuffles.live.len() >= super::SHUFFLES {
+                return Err(Some("too many shuffles at a time".into()));
+            }
+            shuffles.get(head.shuffle, self)
+        };
+        match head.kind {
+            Kind::Rows => {
+                let item = Item::Frame { source: head.source, node, memory };
+                let free = exchange.rows(item, head.target, self.config.window as u64)?;
+                self.credit(&exchange, node, free);
+            }
+            Kind::End => {
+                exchange.source_ended(head.source)?;
+                self.tidy(&exchange);
+            }
+            _ => {
+                let why = String::from_utf8_lossy(&memory).into_owned();
+                self.fail(&exchange, &Error::GaveUp { worker: head.source, why });
+                self.tidy(&exchange);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing will come from a process any more, and nothing can be sent to it.
+    fn lost(&self, node: NodeId, error: &Error) {
+        let how = if matches!(error, Error::Left(_)) { Shutdown::Write } else { Shutdown::Both };
+        self.link(node).end(error, how);
+        let live: Vec<_> = self.lock().live.values().cloned().collect();
+        for exchange in live {
+            if exchange.needs(&self.cluster, node) {
+                self.fail(&exchange, error);
+                self.tidy(&exchange);
+            }
+        }
+    }
+
+    fn broken(&self, why: &str) {
+        for link in self.links() {
+            self.lost(link.node, &Error::Gone { node: self.me, why: why.to_owned() });
+        }
+    }
+}
+
+impl Shuffles {
+    fn get(&mut self, id: u64, shared: &Shared) -> Arc<Exchange> {
+        let new = || Arc::new(Exchange::new(id, &shared.cluster, shared.me, shared.config.outgoing));
+        self.live.entry(id).or_insert_with(new).clone()
+    }
+}

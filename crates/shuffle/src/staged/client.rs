@@ -1,0 +1,460 @@
+//! The asking side: connections, each shared by all workers of this process, and answers put together from their chunks.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use arrow_buffer::{Buffer, MutableBuffer};
+
+use super::Config;
+use super::wire::{HEAD, Head, Request};
+use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId};
+
+/// Between two tries to connect.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// An answer as a whole: messages of a stream.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    pub(super) memory: Buffer,
+    /// The message behind it, and how many there are in the block.
+    pub(super) next: u64,
+    pub(super) messages: u64,
+}
+
+/// What becomes of a request.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    result: Mutex<Option<Result<Answer>>>,
+    news: Condvar,
+}
+
+impl Pending {
+    /// Sleeps until there is an answer.
+    pub(super) fn wait(&self) -> Result<Answer> {
+        let result = self.result.lock().expect("nobody panics with it");
+        let mut result =
+            self.news.wait_while(result, |result| result.is_none()).expect("nobody panics with it");
+        result.take().expect("waited for")
+    }
+
+    fn complete(&self, result: Result<Answer>) {
+        *self.result.lock().expect("nobody panics with it") = Some(result);
+        self.news.notify_one();
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    pending: HashMap<u64, Arc<Pending>>,
+    /// Nothing can be asked any more.
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Connection {
+    node: NodeId,
+    stream: TcpStream,
+    /// Held while a request is written.
+    writing: Mutex<()>,
+    waiting: Mutex<Waiting>,
+}
+
+/// What has been fetched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientStatus {
+    /// Connections that were made.
+    pub connections: u64,
+    /// Of these, closed because nobody had used them for a while.
+    pub idle: u64,
+    pub requests: u64,
+    pub chunks: u64,
+    pub bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    connections: AtomicU64,
+    idle: AtomicU64,
+    requests: AtomicU64,
+    chunks: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// To whom, and for whom if connections are not shared.
+type Key = (NodeId, Option<WorkerId>);
+
+#[derive(Debug, Default)]
+struct Open {
+    connections: HashMap<Key, Arc<Connection>>,
+    /// Somebody is making this one.
+    connecting: HashSet<Key>,
+    /// Processes that there was a connection to: who refuses one now is gone.
+    met: HashSet<NodeId>,
+    readers: Vec<JoinHandle<()>>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    cluster: Cluster,
+    config: Config,
+    pub(super) pool: Pool,
+    open: Mutex<Open>,
+    /// A connection has been made, or can't be.
+    connected: Condvar,
+    next: AtomicU64,
+    counters: Counters,
+}
+
+impl Client {
+    pub(super) fn new(cluster: Cluster, config: Config) -> Arc<Self> {
+        let (open, next, counters) = (Mutex::default(), AtomicU64::new(1), Counters::default());
+        let (pool, connected) = (Pool::new(config.pool), Condvar::new());
+        Arc::new(Self { cluster, config, pool, open, connected, next, counters })
+    }
+
+    pub(super) fn status(&self) -> ClientStatus {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { connections, idle, requests, chunks, bytes } = &self.counters;
+        ClientStatus {
+            connections: load(connections),
+            idle: load(idle),
+            requests: load(requests),
+            chunks: load(chunks),
+            bytes: load(bytes),
+        }
+    }
+
+    pub(super) fn carried(&self) -> Vec<thallus_api::Status> {
+        let Some(thallus) = thallus_api::Thallus::find() else { return Vec::new() };
+        self.lock()
+            .connections
+            .values()
+            .filter_map(|connection| thallus.status(&connection.stream).ok())
+            .collect()
+    }
+
+    /// Asks for a part of a block; with `most` of 0 says that nobody wants it, to which there is no answer.
+    pub(super) fn ask(
+        self: &Arc<Self>,
+        shuffle: u64,
+        source: WorkerId,
+        target: WorkerId,
+        first: u64,
+        most: u64,
+    ) -> Result<Arc<Pending>> {
+        let node = self.cluster.node_of(source);
+        let key = (node, (!self.config.share).then_some(target));
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let request = Request { id, shuffle, source, target, first, most };
+        let pending = Arc::new(Pending::default());
+        // One that is being closed for idleness is not found again; two in a row would be a coincidence, three an error.
+        for _ in 0..3 {
+            let connection = self.connection(key)?;
+            if most > 0 {
+                let mut waiting = connection.lock();
+                if waiting.closed {
+                    continue;
+                }
+                waiting.pending.insert(id, pending.clone());
+            }
+            self.counters.requests.fetch_add(1, Ordering::Relaxed);
+            connection.send(&request.to_bytes(&self.cluster));
+            return Ok(pending);
+        }
+        Err(Error::Gone { node, why: "connections to it end at once".into() })
+    }
+
+    fn connection(self: &Arc<Self>, key: Key) -> Result<Arc<Connection>> {
+        {
+            let mut open = self.lock();
+            loop {
+                if open.closed {
+                    return Err(Error::Closed);
+                }
+                if let Some(connection) = open.connections.get(&key) {
+                    return Ok(connection.clone());
+                }
+                if open.connecting.insert(key) {
+                    break;
+                }
+                open = self.connected.wait(open).expect("nobody panics with it");
+            }
+        }
+        let stream = self.connect(key.0);
+        let mut open = self.lock();
+        open.connecting.remove(&key);
+        self.connected.notify_all();
+        let stream = stream?;
+        if open.closed {
+            return Err(Error::Closed);
+        }
+        open.met.insert(key.0);
+        let connection = Arc::new(Connection {
+            node: key.0,
+            stream,
+            writing: Mutex::default(),
+            waiting: Mutex::default(),
+        });
+        let reader = {
+            let (client, connection) = (self.clone(), connection.clone());
+            let name = format!("fetch {}", key.0.0);
+            thread::Builder::new()
+                .name(name)
+                .spawn(move || client.read(key, &connection))
+                .map_err(Error::io("thread"))?
+        };
+        open.readers.retain(|reader| !reader.is_finished());
+        open.readers.push(reader);
+        open.connections.insert(key, connection.clone());
+        self.counters.connections.fetch_add(1, Ordering::Relaxed);
+        Ok(connection)
+    }
+
+    fn connect(&self, node: NodeId) -> Result<TcpStream> {
+        let address = self.cluster.address(node);
+        let deadline = Instant::now() + self.config.patience;
+        loop {
+            let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let connected = TcpStream::connect_timeout(&address, rest).and_then(|stream| {
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(self.config.idle.max(Duration::from_millis(1))))?;
+                Ok(stream)
+            });
+            match connected {
+                Ok(stream) => return Ok(stream),
+                // Not there yet.
+                Err(error)
+                    if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < deadline =>
+                {
+                    let open = self.lock();
+                    if open.closed {
+                        return Err(Error::Closed);
+                    }
+                    if open.met.contains(&node) {
+                        return Err(Error::Gone { node, why: error.to_string() });
+                    }
+                    drop(open);
+                    thread::sleep(PAUSE);
+                }
+                Err(error) => {
+                    return Err(Error::Gone { node, why: format!("connect to {address}: {error}") });
+                }
+            }
+        }
+    }
+
+    /// The thread of a connection.
+    fn read(&self, key: Key, connection: &Arc<Connection>) {
+        let why = self.read_chunks(connection);
+        let pending = {
+            let mut waiting = connection.lock();
+            waiting.closed = true;
+            std::mem::take(&mut waiting.pending)
+        };
+        let mut open = self.lock();
+        if open.connections.get(&key).is_some_and(|current| Arc::ptr_eq(current, connection)) {
+            open.connections.remove(&key);
+        }
+        let closed = open.closed;
+        drop(open);
+        let _ = connection.stream.shutdown(Shutdown::Both);
+        match why {
+            None => {
+                self.counters.idle.fetch_add(1, Ordering::Relaxed);
+            }
+            Some(why) => {
+                let error = if closed { Error::Closed } else { Error::Gone { node: connection.node, why } };
+                pending.into_values().for_each(|pending| pending.complete(Err(error.clone())));
+            }
+        }
+    }
+
+    /// Reads until the end, which it returns; None if that is for idleness.
+    fn read_chunks(&self, connection: &Connection) -> Option<String> {
+        let mut answers: HashMap<u64, Assembly> = HashMap::new();
+        loop {
+            let mut head = [0; HEAD];
+            let mut have = 0;
+            while have < HEAD {
+                match (&connection.stream).read(&mut head[have..]) {
+                    Ok(0) => return Some("it closed the connection".into()),
+                    Ok(read) => have += read,
+                    Err(error) if is_timeout(&error) && have == 0 => {
+                        let mut waiting = connection.lock();
+                        if waiting.pending.is_empty() {
+                            waiting.closed = true;
+                            return None;
+                        }
+                    }
+                    Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Some(error.to_string()),
+                }
+            }
+            let Some(head) = Head::from_bytes(&head) else {
+                return Some("a chunk that makes no sense".into());
+            };
+            if !connection.lock().pending.contains_key(&head.request) {
+                return Some("a chunk that nobody has asked for".into());
+            }
+            let answer = answers.entry(head.request).or_insert_with(|| Assembly::new(&head, &self.pool));
+            let Some(target) = answer.place(&head) else {
+                return Some("chunks that do not fit together".into());
+            };
+            if let Err(why) = fill(&connection.stream, target) {
+                return Some(why);
+            }
+            self.counters.chunks.fetch_add(1, Ordering::Relaxed);
+            self.counters.bytes.fetch_add(u64::from(head.length), Ordering::Relaxed);
+            if answer.arrived(&head) {
+                let answer = answers.remove(&head.request).expect("it was just there");
+                let pending = connection.lock().pending.remove(&head.request).expect("looked at above");
+                pending.complete(answer.whole(connection.node, &self.pool));
+            }
+        }
+    }
+
+    /// Ends all connections, and waits for their threads.
+    pub(super) fn shut(&self) {
+        let readers = {
+            let mut open = self.lock();
+            open.closed = true;
+            open.connections.values().for_each(|connection| drop(connection.stream.shutdown(Shutdown::Both)));
+            std::mem::take(&mut open.readers)
+        };
+        readers.into_iter().for_each(|reader| reader.join().expect("it does not panic"));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().expect("nobody panics with it")
+    }
+}
+
+impl Connection {
+    /// A failure is told by the thread that reads.
+    fn send(&self, request: &[u8]) {
+        let _writing = self.writing.lock().expect("nobody panics with it");
+        if (&self.stream).write_all(request).is_err() {
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().expect("nobody panics with it")
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// Reads as much as fits, however long it takes.
+fn fill(stream: &TcpStream, target: &mut [u8]) -> std::result::Result<(), String> {
+    let mut rest = target;
+    let mut socket = stream;
+    while !rest.is_empty() {
+        match socket.read(rest) {
+            Ok(0) => return Err("it closed the connection in a chunk".into()),
+            Ok(read) => rest = &mut rest[read..],
+            Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(())
+}
+
+/// An answer of which chunks are missing. They come in any order, each to its place.
+#[derive(Debug)]
+struct Assembly {
+    head: Head,
+    memory: MutableBuffer,
+    arrived: Vec<bool>,
+    missing: usize,
+}
+
+impl Assembly {
+    fn new(head: &Head, pool: &Pool) -> Self {
+        // A head is that of its chunk: so many chunks have bytes, or there is one of none.
+        let bytes = usize::try_from(head.bytes).expect("bounded");
+        let chunks = head.bytes.div_ceil(head.chunk.max(1)).max(1);
+        let arrived = vec![false; usize::try_from(chunks).expect("bounded by the bytes")];
+        Self { head: *head, memory: pool.take(bytes), missing: arrived.len(), arrived }
+    }
+
+    /// Where a chunk goes. None if it belongs to another answer, or has arrived.
+    fn place(&mut self, head: &Head) -> Option<&mut [u8]> {
+        let Head { length, sequence, .. } = *head;
+        let alike =
+            Head { length, sequence, ..self.head } == *head && head.chunks as usize == self.arrived.len();
+        let sequence = sequence as usize;
+        (alike && !self.arrived[sequence])
+            .then(|| &mut self.memory[head.begin()..head.begin() + length as usize])
+    }
+
+    /// Whether it is whole now.
+    fn arrived(&mut self, head: &Head) -> bool {
+        self.arrived[head.sequence as usize] = true;
+        self.missing -= 1;
+        self.missing == 0
+    }
+
+    fn whole(self, node: NodeId, pool: &Pool) -> Result<Answer> {
+        let Head { failed, bytes, next, messages, .. } = self.head;
+        let memory = pool.filled(self.memory, usize::try_from(bytes).expect("bounded"));
+        match failed {
+            true => Err(Error::Refused { node, why: String::from_utf8_lossy(&memory).into_owned() }),
+            false => Ok(Answer { memory, next, messages }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunk(sequence: u32, length: u32) -> Head {
+        Head {
+            request: 1,
+            failed: false,
+            length,
+            sequence,
+            chunks: 3,
+            bytes: 250,
+            next: 7,
+            messages: 9,
+            chunk: 100,
+        }
+    }
+
+    #[test]
+    fn chunks_in_any_order_make_the_same_answer() {
+        let pool = Pool::new(0);
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let mut assembly = Assembly::new(&chunk(order[0], 0), &pool);
+            for (n, sequence) in order.into_iter().enumerate() {
+                let head = chunk(sequence, if sequence == 2 { 50 } else { 100 });
+                assembly.head.length = head.length;
+                assembly.place(&head).unwrap().fill(u8::try_from(sequence).unwrap());
+                assert_eq!(assembly.arrived(&head), n == 2);
+                assert!(assembly.place(&head).is_none(), "it has arrived");
+            }
+            let answer = assembly.whole(NodeId(1), &pool).unwrap();
+            let whole: Vec<u8> = (0..250).map(|at| u8::try_from(at / 100).unwrap()).collect();
+            assert_eq!((&answer.memory[..], answer.next, answer.messages), (&whole[..], 7, 9));
+        }
+    }
+
+    #[test]
+    fn chunks_of_another_answer_do_not_fit() {
+        let pool = Pool::new(0);
+        let mut assembly = Assembly::new(&chunk(0, 100), &pool);
+        assert!(assembly.place(&Head { bytes: 251, ..chunk(1, 100) }).is_none());
+        assert!(assembly.place(&Head { next: 8, ..chunk(1, 100) }).is_none());
+        assert!(assembly.place(&chunk(1, 100)).is_some());
+    }
+}

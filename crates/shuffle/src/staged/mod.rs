@@ -1,0 +1,241 @@
+//! Rows stay where they were made until those who need them fetch them, after Lu et al., "Accelerating Spark with RDMA for big
+//! data processing" (2014).
+//!
+//! ```text
+//!  process 0                                             process 1
+//!  Receiver of worker 0 ─┐                    ┌─► listener ─► receiver ═► handlers ═► responders ─┐
+//!  Receiver of worker 1 ─┴► Client ─ requests ┘                                │                  │
+//!                            ▲    one connection                          blocks of workers 2, 3  │
+//!                            └────────── chunks of 512 KiB, of all requests in turn ◄─────────────┘
+//! ```
+//!
+//! A worker's rows for another are a block, which can be fetched when the worker has finished; who asks before waits. Memory is not
+//! bounded here: what has not been fetched is kept. What is under way is: a receiver asks for a few parts of blocks at a time.
+//!
+//! Connections are made when somebody asks, shared by all workers of a process, and closed when nobody has asked for a while.
+
+mod client;
+mod halves;
+mod queue;
+mod server;
+mod store;
+mod wire;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use arrow_schema::SchemaRef;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+pub use client::ClientStatus;
+pub use halves::{Receiver, Sender};
+pub use server::ServerStatus;
+
+use crate::{Cluster, Error, NodeId, PoolStatus, Result, WorkerId};
+use client::Client;
+use server::Server;
+
+/// Sizes, numbers and times.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Bytes of a chunk.
+    pub chunk: usize,
+    /// Bytes that are asked for at once. A single message may be larger.
+    pub fetch: usize,
+    /// Requests of one receiver that are under way.
+    pub ahead: usize,
+    /// Threads that find blocks, and threads that send.
+    pub handlers: usize,
+    pub responders: usize,
+    /// Length of the queue in front of each.
+    pub queue: usize,
+    /// Connections that are accepted at a time.
+    pub connections: usize,
+    /// Whether the workers of a process share its connections.
+    pub share: bool,
+    /// After which an unused connection is closed.
+    pub idle: Duration,
+    /// Bytes of received rows whose memory is kept for later ones.
+    pub pool: usize,
+    /// Rows that a [`Sender`] gathers for each worker before it takes them apart.
+    pub batch_rows: usize,
+    /// How long to wait for a process that does not listen yet, and when leaving.
+    pub patience: Duration,
+}
+
+impl Default for Config {
+    /// Chunks of 512 KiB, 4 MiB at once and four times that ahead, two threads in each pool, queues of 64, 1,024 connections,
+    /// shared and idle for 30 seconds, a pool of 64 MiB, batches of 8,192 rows, 30 seconds.
+    fn default() -> Self {
+        let (idle, patience) = (Duration::from_secs(30), Duration::from_secs(30));
+        Self {
+            chunk: 512 << 10,
+            fetch: 4 << 20,
+            ahead: 4,
+            handlers: 2,
+            responders: 2,
+            queue: 64,
+            connections: 1024,
+            share: true,
+            idle,
+            pool: 64 << 20,
+            batch_rows: 8192,
+            patience,
+        }
+    }
+}
+
+/// A process that listens, and does not know the others yet.
+#[derive(Debug)]
+pub struct Seat(TcpListener);
+
+impl Seat {
+    /// # Errors
+    ///
+    /// Those of bind(2).
+    pub fn bind(address: SocketAddr) -> Result<Self> {
+        TcpListener::bind(address).map(Self).map_err(Error::io("listen"))
+    }
+
+    /// # Errors
+    ///
+    /// Those of getsockname(2).
+    pub fn address(&self) -> Result<SocketAddr> {
+        self.0.local_addr().map_err(Error::io("listen"))
+    }
+
+    /// Serves blocks, as process `me` of the cluster. Nobody is waited for.
+    ///
+    /// # Errors
+    ///
+    /// Settings that make no sense; what the system refuses.
+    pub fn join(self, cluster: Cluster, me: NodeId, config: Config) -> Result<Node> {
+        if me.index() >= cluster.nodes() {
+            return Err(Error::Cluster(format!("{me} of {}", cluster.nodes())));
+        }
+        let numbers =
+            [config.fetch, config.ahead, config.handlers, config.responders, config.queue, config.batch_rows];
+        if numbers.contains(&0) || !(1..=1 << 30).contains(&config.chunk) {
+            return Err(Error::Cluster("a size or a number of nothing, or too large".into()));
+        }
+        let server = Arc::new(self.server(&cluster, config)?);
+        let mut node = Node {
+            cluster: cluster.clone(),
+            me,
+            config,
+            client: Client::new(cluster, config),
+            server,
+            threads: Vec::new(),
+        };
+        let listener = self.0;
+        node.start("listener", move |server| server.listen(&listener))?;
+        node.start("receiver", Server::receive)?;
+        (0..config.handlers).try_for_each(|_| node.start("handler", Server::handle))?;
+        (0..config.responders).try_for_each(|_| node.start("responder", Server::respond))?;
+        Ok(node)
+    }
+
+    fn server(&self, cluster: &Cluster, config: Config) -> Result<Server> {
+        let make = || {
+            self.0.set_nonblocking(true)?;
+            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+            let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+            epoll.add(&stop, EpollEvent::new(EpollFlags::EPOLLIN, server::STOP))?;
+            Ok(Server::new(cluster.clone(), config, epoll, stop))
+        };
+        make().map_err(Error::io("server"))
+    }
+}
+
+/// This process, as part of a cluster. Dropped without [`Node::leave`], its blocks are gone at once.
+#[derive(Debug)]
+pub struct Node {
+    cluster: Cluster,
+    me: NodeId,
+    config: Config,
+    client: Arc<Client>,
+    server: Arc<Server>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Node {
+    /// The halves of shuffle `id` of each worker of this process. Every process has to take part in it, with the same schema.
+    /// A number is used once.
+    ///
+    /// # Errors
+    ///
+    /// A number that has been used; types that can't be sent.
+    pub fn shuffle(&self, id: u64, schema: &SchemaRef) -> Result<Vec<(Sender, Receiver)>> {
+        thallus_columnar::Encoder::new(schema, thallus_columnar::EncodeOptions::default())?;
+        let mine = self.cluster.workers_of(self.me);
+        self.server.store.open(id, mine.len(), self.cluster.workers())?;
+        let halves = mine.map(|worker| {
+            let part = halves::Part {
+                cluster: self.cluster.clone(),
+                me: self.me,
+                config: self.config,
+                server: self.server.clone(),
+                shuffle: id,
+                worker: WorkerId(worker),
+                schema: schema.clone(),
+            };
+            (Sender::new(part.clone()), Receiver::new(part, self.client.clone()))
+        });
+        Ok(halves.collect())
+    }
+
+    pub fn id(&self) -> NodeId {
+        self.me
+    }
+
+    pub fn served(&self) -> ServerStatus {
+        self.server.status()
+    }
+
+    pub fn fetched(&self) -> ClientStatus {
+        self.client.status()
+    }
+
+    pub fn pool(&self) -> PoolStatus {
+        self.client.pool.status()
+    }
+
+    /// What carries the connections that are open now, if the library is there: those that were made, and those that were accepted.
+    pub fn carried(&self) -> (Vec<thallus_api::Status>, Vec<thallus_api::Status>) {
+        (self.client.carried(), self.server.carried())
+    }
+
+    /// Waits until the shuffles that this process has opened are over: its workers have what they need, and so has everybody
+    /// who needs rows of theirs. False if that took longer than [`Config::patience`].
+    pub fn leave(mut self) -> bool {
+        let deadline = Instant::now() + self.config.patience;
+        let mut all = self.server.store.close(deadline);
+        self.client.shut();
+        all &= self.server.see_off(deadline);
+        self.stop();
+        all
+    }
+
+    fn start(&mut self, name: &str, stage: impl FnOnce(&Server) + Send + 'static) -> Result<()> {
+        let server = self.server.clone();
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || stage(&server));
+        self.threads.push(thread.map_err(Error::io("thread"))?);
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.server.store.close(Instant::now());
+        self.client.shut();
+        self.server.shut();
+        self.threads.drain(..).for_each(|thread| thread.join().expect("it does not panic"));
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

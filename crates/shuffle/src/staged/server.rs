@@ -1,0 +1,498 @@
+//! The serving side: stages joined by bounded queues.
+//!
+//! ```text
+//!  listener ─► receiver ═► handlers ═► responders ─► sockets
+//!   accepts     reads       find the    send chunks,
+//!               requests    block,      as far as the
+//!               of all      cut it      socket takes
+//! ```
+//!
+//! A full queue holds up the stage before it, at last the receiver, which then reads no more requests. No stage waits for a
+//! client: a responder that finds a socket full leaves the connection to the receiver, which waits for room in all of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Instant;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::EventFd;
+use thallus_columnar::Message;
+
+use super::Config;
+use super::queue::Queue;
+use super::store::{Block, Name, Store, Then};
+use super::wire::{HEAD, Head, REQUEST, Request};
+use crate::{Cluster, Error, Result};
+
+/// The eventfd among the connections' numbers.
+pub(super) const STOP: u64 = u64::MAX;
+
+/// Bytes that a responder sends on one connection before others have their turn.
+const TURN: usize = 2 << 20;
+
+/// Requests of one connection that have not been answered.
+const REQUESTS: usize = 4096;
+
+/// What a client gets for one request.
+#[derive(Debug)]
+struct Answer {
+    name: Name,
+    head: Head,
+    /// Those of `block` that it consists of, and a text instead.
+    messages: std::ops::Range<usize>,
+    block: Block,
+    text: Vec<u8>,
+    /// Bytes of the chunk that is being sent, with its head, that are out.
+    written: usize,
+    chunks: u32,
+}
+
+#[derive(Debug, Default)]
+struct Sending {
+    /// The first has begun a chunk. After each chunk it goes to the end.
+    answers: VecDeque<Answer>,
+    /// It is in the responders' queue, or with one of them, or waits for room.
+    busy: bool,
+    requests: usize,
+}
+
+/// A client.
+#[derive(Debug)]
+pub(super) struct Connection {
+    number: u64,
+    stream: TcpStream,
+    sending: Mutex<Sending>,
+}
+
+/// What has been served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerStatus {
+    /// Connections that were accepted.
+    pub connections: u64,
+    pub requests: u64,
+    pub chunks: u64,
+    pub bytes: u64,
+    /// Times that a socket had no room.
+    pub full_socket: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    connections: AtomicU64,
+    requests: AtomicU64,
+    chunks: AtomicU64,
+    bytes: AtomicU64,
+    full_socket: AtomicU64,
+}
+
+pub(super) type Asked = (Arc<Connection>, Request);
+
+#[derive(Debug)]
+pub(super) struct Server {
+    cluster: Cluster,
+    config: Config,
+    pub(super) store: Store<Asked>,
+    pub(super) epoll: Epoll,
+    pub(super) stop: EventFd,
+    connections: Mutex<HashMap<u64, Arc<Connection>>>,
+    /// A connection is gone.
+    fewer: Condvar,
+    leaving: AtomicBool,
+    requests: Queue<Asked>,
+    responses: Queue<Arc<Connection>>,
+    counters: Counters,
+}
+
+impl Server {
+    pub(super) fn new(cluster: Cluster, config: Config, epoll: Epoll, stop: EventFd) -> Self {
+        Self {
+            cluster,
+            config,
+            store: Store::new(),
+            epoll,
+            stop,
+            connections: Mutex::default(),
+            fewer: Condvar::new(),
+            leaving: AtomicBool::new(false),
+            requests: Queue::new(config.queue),
+            responses: Queue::new(config.queue),
+            counters: Counters::default(),
+        }
+    }
+
+    pub(super) fn status(&self) -> ServerStatus {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { connections, requests, chunks, bytes, full_socket } = &self.counters;
+        ServerStatus {
+            connections: load(connections),
+            requests: load(requests),
+            chunks: load(chunks),
+            bytes: load(bytes),
+            full_socket: load(full_socket),
+        }
+    }
+
+    /// The open connections.
+    pub(super) fn carried(&self) -> Vec<thallus_api::Status> {
+        let Some(thallus) = thallus_api::Thallus::find() else { return Vec::new() };
+        self.all().values().filter_map(|connection| thallus.status(&connection.stream).ok()).collect()
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
+        self.connections.lock().expect("nobody panics with it")
+    }
+
+    /// Ends each connection behind what is sent on it, and waits until its client has read that and closes it, or until
+    /// `deadline`. Closed at once, a request that still comes would be answered by a reset, and with that the client would lose
+    /// what it has not read.
+    pub(super) fn see_off(&self, deadline: Instant) -> bool {
+        self.leaving.store(true, Ordering::SeqCst);
+        let mut all = self.all();
+        for connection in all.values() {
+            let sending = connection.lock();
+            if !sending.busy {
+                let _ = connection.stream.shutdown(Shutdown::Write); // it may be gone
+            }
+        }
+        while !all.is_empty() {
+            let Some(rest) = deadline.checked_duration_since(Instant::now()) else { return false };
+            all = self.fewer.wait_timeout(all, rest).expect("nobody panics with it").0;
+        }
+        true
+    }
+
+    /// Lets every stage end.
+    pub(super) fn shut(&self) {
+        let _ = self.stop.write(1); // fails only if it had been written 2⁶⁴ times
+        self.requests.close();
+        self.responses.close();
+        self.all().drain().for_each(|(_, connection)| drop(connection.stream.shutdown(Shutdown::Both)));
+    }
+
+    /// The listener.
+    pub(super) fn listen(&self, listener: &TcpListener) {
+        for number in 0.. {
+            let mut waited = [
+                PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.stop.as_fd(), PollFlags::POLLIN),
+            ];
+            match poll(&mut waited, PollTimeout::NONE) {
+                Ok(_) if waited[1].any() == Some(true) => return,
+                Ok(_) => {}
+                Err(nix::errno::Errno::EINTR) => continue,
+                Err(_) => return, // no memory
+            }
+            let Ok((stream, _)) = listener.accept() else { continue };
+            if self.all().len() >= self.config.connections || self.leaving.load(Ordering::SeqCst) {
+                continue; // closed at once
+            }
+            if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
+                continue;
+            }
+            let connection = Arc::new(Connection { number, stream, sending: Mutex::default() });
+            self.counters.connections.fetch_add(1, Ordering::Relaxed);
+            self.all().insert(number, connection.clone());
+            if self.epoll.add(&connection.stream, event(number, false)).is_err() {
+                self.all().remove(&number);
+            }
+        }
+    }
+
+    /// The receiver.
+    pub(super) fn receive(&self) {
+        let mut partial: HashMap<u64, (usize, [u8; REQUEST])> = HashMap::new();
+        let mut events = vec![EpollEvent::empty(); 64];
+        loop {
+            let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
+                Ok(count) => count,
+                Err(nix::errno::Errno::EINTR) => 0,
+                Err(_) => return,
+            };
+            for event in &events[..count] {
+                if event.data() == STOP {
+                    return;
+                }
+                let Some(connection) = self.all().get(&event.data()).cloned() else { continue };
+                if event.events().contains(EpollFlags::EPOLLOUT) {
+                    let _ = self.epoll.modify(&connection.stream, &mut self::event(connection.number, false));
+                    self.responses.push(connection.clone());
+                }
+                let readable = !(event.events() - EpollFlags::EPOLLOUT).is_empty();
+                let partial_of = partial.entry(connection.number).or_insert((0, [0; REQUEST]));
+                if readable && !self.requests_of(&connection, partial_of) {
+                    partial.remove(&connection.number);
+                    self.drop_connection(&connection);
+                }
+            }
+        }
+    }
+
+    /// Reads requests. False at the end of the connection, or of what can be understood.
+    fn requests_of(&self, connection: &Arc<Connection>, (have, bytes): &mut (usize, [u8; REQUEST])) -> bool {
+        for _ in 0..64 {
+            match (&connection.stream).read(&mut bytes[*have..]) {
+                Ok(0) => return false,
+                Ok(read) => *have += read,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+            if *have < REQUEST {
+                continue;
+            }
+            *have = 0;
+            let Some(request) = Request::from_bytes(bytes, &self.cluster) else { return false };
+            if request.most > 0 {
+                let mut sending = connection.lock();
+                sending.requests += 1;
+                if sending.requests > REQUESTS {
+                    return false;
+                }
+            }
+            self.counters.requests.fetch_add(1, Ordering::Relaxed);
+            self.requests.push((connection.clone(), request));
+        }
+        true
+    }
+
+    fn drop_connection(&self, connection: &Arc<Connection>) {
+        let _ = self.epoll.delete(&connection.stream); // it may be gone
+        let _ = connection.stream.shutdown(Shutdown::Both);
+        self.all().remove(&connection.number);
+        self.fewer.notify_all();
+        connection.lock().answers.clear();
+    }
+
+    /// A handler.
+    pub(super) fn handle(&self) {
+        while let Some((connection, request)) = self.requests.pop() {
+            let name = (request.shuffle, request.source, request.target);
+            if request.most == 0 {
+                self.store.fetched(name);
+            } else if let Some((asked, block)) = self.store.ask(name, (connection, request)) {
+                self.answer(asked, block);
+            }
+        }
+    }
+
+    /// Answers those who have waited.
+    pub(super) fn answer_all(&self, then: Vec<Then<Asked>>) {
+        then.into_iter().for_each(|(asked, block)| self.answer(asked, block));
+    }
+
+    fn answer(&self, (connection, request): Asked, block: Result<Block>) {
+        let answer = match block {
+            Ok(block) => Answer::new(&request, block, self.config.chunk),
+            Err(error) => Answer::failed(&request, &error),
+        };
+        let wake = {
+            let mut sending = connection.lock();
+            sending.answers.push_back(answer);
+            !std::mem::replace(&mut sending.busy, true)
+        };
+        if wake {
+            self.responses.push(connection);
+        }
+    }
+
+    /// A responder.
+    pub(super) fn respond(&self) {
+        while let Some(connection) = self.responses.pop() {
+            let mut sent = 0;
+            loop {
+                let mut sending = connection.lock();
+                let Some(mut answer) = sending.next() else {
+                    if self.leaving.load(Ordering::SeqCst) {
+                        let _ = connection.stream.shutdown(Shutdown::Write); // it may be gone
+                    }
+                    break;
+                };
+                drop(sending);
+                match answer.write(&connection.stream) {
+                    Ok(written) => {
+                        sent += written;
+                        self.counters.bytes.fetch_add(written as u64, Ordering::Relaxed);
+                        self.done(&connection, answer);
+                    }
+                    Err(error) => {
+                        let full = error.kind() == io::ErrorKind::WouldBlock;
+                        if full || error.kind() == io::ErrorKind::Interrupted {
+                            connection.lock().answers.push_front(answer);
+                        }
+                        if full {
+                            self.counters.full_socket.fetch_add(1, Ordering::Relaxed);
+                            // It stays busy: the receiver brings it back when there is room, or drops it.
+                            let _ =
+                                self.epoll.modify(&connection.stream, &mut event(connection.number, true));
+                            break;
+                        }
+                    }
+                }
+                if sent >= TURN {
+                    self.responses.put_back(connection);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn done(&self, connection: &Connection, answer: Answer) {
+        let mut sending = connection.lock();
+        match answer.state() {
+            State::InChunk => sending.answers.push_front(answer),
+            State::BetweenChunks => sending.answers.push_back(answer),
+            State::Out => {
+                sending.requests -= 1;
+                drop(sending);
+                if !answer.head.failed && answer.head.next == answer.head.messages {
+                    self.store.fetched(answer.name);
+                }
+                self.counters.chunks.fetch_add(u64::from(answer.head.chunks), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn event(number: u64, room: bool) -> EpollEvent {
+    let flags = if room { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
+    EpollEvent::new(flags, number)
+}
+
+impl Connection {
+    fn lock(&self) -> MutexGuard<'_, Sending> {
+        self.sending.lock().expect("nobody panics with it")
+    }
+}
+
+impl Sending {
+    /// What is to be sent next. Without it the connection is idle.
+    fn next(&mut self) -> Option<Answer> {
+        let next = self.answers.pop_front();
+        self.busy = next.is_some();
+        next
+    }
+}
+
+enum State {
+    InChunk,
+    BetweenChunks,
+    Out,
+}
+
+impl Answer {
+    fn new(request: &Request, block: Block, chunk: usize) -> Self {
+        let first = usize::try_from(request.first).unwrap_or(usize::MAX).min(block.messages.len());
+        let (mut last, mut bytes) = (first, 0_u64);
+        while let Some(message) = block.messages.get(last)
+            && (last == first || bytes + message.encoded_len() as u64 <= request.most)
+        {
+            bytes += message.encoded_len() as u64;
+            last += 1;
+        }
+        let chunk = chunk as u64;
+        let head = Head {
+            request: request.id,
+            failed: false,
+            length: 0,
+            sequence: 0,
+            chunks: u32::try_from(bytes.div_ceil(chunk).max(1)).expect("2 GiB in chunks of some size"),
+            bytes,
+            next: last as u64,
+            messages: block.messages.len() as u64,
+            chunk,
+        };
+        Self::begin(request, head, first..last, block, Vec::new())
+    }
+
+    fn failed(request: &Request, error: &Error) -> Self {
+        let text = error.to_string();
+        let text = text.as_bytes()[..text.floor_char_boundary(4096)].to_vec();
+        let bytes = text.len() as u64;
+        let (request_id, chunk) = (request.id, bytes.max(1));
+        let head = Head {
+            request: request_id,
+            failed: true,
+            length: 0,
+            sequence: 0,
+            chunks: 1,
+            bytes,
+            next: 0,
+            messages: 0,
+            chunk,
+        };
+        Self::begin(request, head, 0..0, Block::default(), text)
+    }
+
+    fn begin(
+        request: &Request,
+        head: Head,
+        messages: std::ops::Range<usize>,
+        block: Block,
+        text: Vec<u8>,
+    ) -> Self {
+        let name = (request.shuffle, request.source, request.target);
+        let mut answer = Self { name, head, messages, block, text, written: 0, chunks: head.chunks };
+        answer.head.length = answer.length();
+        answer
+    }
+
+    /// Of the present chunk.
+    fn length(&self) -> u32 {
+        let begin = u64::from(self.head.sequence) * self.head.chunk;
+        u32::try_from((self.head.bytes - begin).min(self.head.chunk)).expect("a chunk's size is bounded")
+    }
+
+    fn state(&self) -> State {
+        match (self.written, self.head.sequence == self.chunks) {
+            (_, true) => State::Out,
+            (0, false) => State::BetweenChunks,
+            (_, false) => State::InChunk,
+        }
+    }
+
+    /// One write of the present chunk. Returns its bytes.
+    fn write(&mut self, stream: &TcpStream) -> io::Result<usize> {
+        let head = self.head.to_bytes();
+        let length = self.head.length as usize;
+        let mut areas = Vec::with_capacity(64);
+        if self.written < HEAD {
+            areas.push(IoSlice::new(&head[self.written..]));
+        }
+        let mut skip = self.head.begin() + self.written.saturating_sub(HEAD);
+        let mut left = length - self.written.saturating_sub(HEAD);
+        let messages = self.block.messages[self.messages.clone()].iter().flat_map(Message::slices);
+        for area in messages.chain(std::iter::once(&self.text[..])) {
+            if left == 0 || areas.len() == 1024 {
+                break;
+            }
+            if skip >= area.len() {
+                skip -= area.len();
+                continue;
+            }
+            let area = &area[skip..];
+            let area = &area[..area.len().min(left)];
+            skip = 0;
+            left -= area.len();
+            areas.push(IoSlice::new(area));
+        }
+        let mut socket = stream;
+        let written = socket.write_vectored(&areas)?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        self.written += written;
+        if self.written == HEAD + length {
+            self.written = 0;
+            self.head.sequence += 1;
+            if self.head.sequence < self.chunks {
+                self.head.length = self.length();
+            }
+        }
+        Ok(written)
+    }
+}

@@ -1,0 +1,120 @@
+//! What one worker sends to another: an Arrow IPC stream of its own, of which each frame carries whole messages.
+//!
+//! The first frame has the schema in front, frames with new dictionaries have those. All lengths are multiples of 64, so that a
+//! frame's arrays lie in its memory as aligned as the memory is.
+
+use arrow_array::{Array, RecordBatch};
+use arrow_buffer::Buffer;
+use arrow_schema::SchemaRef;
+use thallus_columnar::{
+    DecodeOptions, Decoder, EncodeOptions, Encoder, Event, Message, Misaligned, Need, PREFIX,
+};
+
+use crate::{Error, Result};
+
+/// The sending end.
+#[derive(Debug)]
+pub struct Out {
+    encoder: Encoder,
+    begun: bool,
+}
+
+impl Out {
+    /// # Errors
+    ///
+    /// Types that the format can't express.
+    pub fn new(schema: &SchemaRef) -> Result<Self> {
+        Ok(Self { encoder: Encoder::new(schema, EncodeOptions::default())?, begun: false })
+    }
+
+    /// The messages of a frame, whose memory is the batch's own.
+    ///
+    /// # Errors
+    ///
+    /// Other columns than the schema's.
+    pub fn frame(&mut self, batch: &RecordBatch) -> Result<Vec<Message>> {
+        let mut messages = self.encoder.batch(batch)?;
+        if !self.begun {
+            messages.insert(0, self.encoder.schema());
+            self.begun = true;
+        }
+        Ok(messages)
+    }
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct In {
+    decoder: Decoder,
+    schema: SchemaRef,
+}
+
+impl In {
+    pub fn new(schema: SchemaRef) -> Self {
+        let options = DecodeOptions::default().with_misaligned(Misaligned::Copy);
+        Self { decoder: Decoder::new(options), schema }
+    }
+
+    /// The batches of a frame, whose columns are slices of it.
+    ///
+    /// # Errors
+    ///
+    /// Anything but whole messages; another schema than the receiver's.
+    pub fn frame(&mut self, frame: &Buffer) -> Result<Vec<RecordBatch>> {
+        let mut batches = Vec::with_capacity(1);
+        let mut at = 0;
+        while at < frame.len() {
+            let take = |bytes: usize| match frame.len() - at {
+                rest if rest >= bytes => Ok(bytes),
+                _ => Err(thallus_columnar::Error::Metadata("a frame ends within a message")),
+            };
+            match self.decoder.need() {
+                Need::Prefix => {
+                    let bytes = &frame[at..at + take(PREFIX)?];
+                    self.decoder.prefix(bytes.try_into().expect("as many as were taken"))?;
+                    at += PREFIX;
+                }
+                Need::Metadata(bytes) => {
+                    let metadata = &frame[at..at + take(bytes)?];
+                    self.decoder.metadata(metadata)?;
+                    at += bytes;
+                    // A body of nothing comes without a further byte.
+                    if let Need::Body(0) = self.decoder.need() {
+                        self.event(Buffer::default(), &mut batches)?;
+                    }
+                }
+                Need::Body(bytes) => {
+                    let body = frame.slice_with_length(at, take(bytes)?);
+                    self.event(body, &mut batches)?;
+                    at += bytes;
+                }
+                Need::Nothing => {
+                    return Err(thallus_columnar::Error::Metadata("a message behind the end").into());
+                }
+            }
+        }
+        match self.decoder.need() {
+            Need::Prefix => Ok(batches),
+            _ => Err(thallus_columnar::Error::Metadata("a frame ends within a message").into()),
+        }
+    }
+
+    fn event(&mut self, body: Buffer, batches: &mut Vec<RecordBatch>) -> Result<()> {
+        match self.decoder.body(body)? {
+            Event::Schema(schema) if schema.fields() == self.schema.fields() => {}
+            Event::Schema(_) => return Err(Error::Schema),
+            Event::Dictionary => {}
+            Event::Batch(batch) => batches.push(batch.with_schema(self.schema.clone())?),
+        }
+        Ok(())
+    }
+}
+
+/// About what a batch's rows take, without what its arrays share with others.
+pub(crate) fn bytes(batch: &RecordBatch) -> usize {
+    let size = |column: &dyn Array| {
+        let all = column.get_array_memory_size();
+        column.to_data().get_slice_memory_size().unwrap_or(all)
+    };
+    batch.columns().iter().map(|column| size(column)).sum()
+}

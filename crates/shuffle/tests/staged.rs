@@ -1,0 +1,359 @@
+//! Staged shuffles: rows arrive once, whatever the sizes; connections are made on demand and closed; who fails ends it for those
+//! who need its rows, with a reason.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow_schema::{DataType, Field, Schema};
+use thallus_shuffle::staged::{Config, Node, Receiver, Seat, Sender};
+use thallus_shuffle::{Cluster, Error, NodeId, Partition, WorkerId};
+
+use common::{batch, schema, sum, within};
+
+fn small() -> Config {
+    Config { chunk: 1 << 10, fetch: 8 << 10, pool: 64 << 10, batch_rows: 100, queue: 2, ..Config::default() }
+}
+
+fn nodes(workers: &[usize], config: Config) -> Vec<Node> {
+    let seats: Vec<Seat> = workers.iter().map(|_| Seat::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
+    let processes: Vec<_> =
+        seats.iter().zip(workers).map(|(seat, n)| (seat.address().unwrap(), *n)).collect();
+    let cluster = Cluster::new(42, &processes).unwrap();
+    (0..).map(NodeId).zip(seats).map(|(me, seat)| seat.join(cluster.clone(), me, config).unwrap()).collect()
+}
+
+fn leave(nodes: Vec<Node>) {
+    let leaving: Vec<_> = nodes.into_iter().map(|node| thread::spawn(move || node.leave())).collect();
+    assert!(leaving.into_iter().all(|leaving| leaving.join().unwrap()), "all leave in order");
+}
+
+fn halves(nodes: &[Node], id: u64) -> Vec<(Sender, Receiver)> {
+    nodes.iter().flat_map(|node| node.shuffle(id, &schema()).unwrap()).collect()
+}
+
+fn errors(receivers: Vec<Receiver>) -> Vec<String> {
+    receivers.into_iter().map(|mut receiver| receiver.find_map(Result::err).unwrap().to_string()).collect()
+}
+
+/// Two shuffles, one behind the other, by all workers; then once more.
+fn twice(workers: &[usize], config: Config, rows: i64, first: &Partition, second: &Partition) -> Vec<Node> {
+    let nodes = nodes(workers, config);
+    let all: usize = workers.iter().sum();
+    for round in 0..2 {
+        let sums: Vec<(usize, i64)> = thread::scope(|scope| {
+            let one = halves(&nodes, round * 2);
+            let two = halves(&nodes, round * 2 + 1);
+            let running: Vec<_> = one
+                .into_iter()
+                .zip(two)
+                .map(|((mut sender, middle), (mut next, receiver))| {
+                    scope.spawn(move || {
+                        let me = i64::from(sender.worker().0);
+                        sender.partition(first).unwrap();
+                        for from in (0..rows).step_by(1_000) {
+                            let to = rows.min(from + 1_000);
+                            sender.send(batch((from..to).map(|n| me * rows + n))).unwrap();
+                        }
+                        sender.finish().unwrap();
+                        next.partition(second).unwrap();
+                        middle.for_each(|batch| next.send(batch.unwrap()).unwrap());
+                        next.finish().unwrap();
+                        sum(receiver.map(Result::unwrap))
+                    })
+                })
+                .collect();
+            running.into_iter().map(|running| running.join().unwrap()).collect()
+        });
+        let total = rows * all as i64;
+        assert_eq!(sums.iter().map(|(count, _)| count).sum::<usize>(), total as usize);
+        assert_eq!(sums.iter().map(|(_, sum)| sum).sum::<i64>(), total * (total - 1) / 2);
+    }
+    nodes
+}
+
+#[test]
+fn all_rows_of_all_workers_arrive() {
+    within(|| {
+        leave(twice(&[2, 1, 3], Config::default(), 50_000, &Partition::Hash(vec![0]), &Partition::Random(3)))
+    });
+}
+
+#[test]
+fn small_chunks_and_queues_that_are_full_lose_nothing() {
+    within(|| leave(twice(&[4; 4], small(), 5_000, &Partition::Random(1), &Partition::Hash(vec![0]))));
+}
+
+#[test]
+fn all_rows_for_one_worker() {
+    let bounds: ArrayRef = Arc::new(Int64Array::from(vec![i64::MAX; 3]));
+    let skewed = Partition::Range { column: 0, bounds };
+    within(move || leave(twice(&[1; 4], small(), 5_000, &skewed, &Partition::Hash(vec![0]))));
+}
+
+#[test]
+fn connections_are_shared_by_all_workers_of_a_process_or_not() {
+    within(|| {
+        for (share, connections) in [(true, 1), (false, 3)] {
+            let config = Config { share, ..small() };
+            let nodes = twice(&[3, 3], config, 1_000, &Partition::Hash(vec![0]), &Partition::Hash(vec![0]));
+            for node in &nodes {
+                assert_eq!(node.fetched().connections, connections, "sharing: {share}");
+                assert_eq!(node.served().connections, connections, "sharing: {share}");
+                let (fetched, served) = (node.fetched(), node.served());
+                // Two rounds of two shuffles, with three workers who ask three others.
+                assert!(fetched.requests >= 36 && served.requests >= 36);
+                assert!(fetched.chunks >= fetched.requests);
+            }
+            leave(nodes);
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_nobody_uses_is_closed_and_made_again() {
+    within(|| {
+        let nodes = nodes(&[1, 1], Config { idle: Duration::from_millis(50), ..small() });
+        for id in 0..3 {
+            let (senders, receivers): (Vec<_>, Vec<_>) = halves(&nodes, id).into_iter().unzip();
+            for mut sender in senders {
+                sender.send_to(WorkerId(0), batch(0..10)).unwrap();
+                sender.finish().unwrap();
+            }
+            assert_eq!(sum(receivers.into_iter().flatten().map(Result::unwrap)).0, 20);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while nodes[0].fetched().idle <= id && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!((nodes[0].fetched().connections, nodes[0].fetched().idle), (id + 1, id + 1));
+        }
+        leave(nodes);
+    });
+}
+
+#[test]
+fn no_rows_end_as_well_and_without_waiting_for_leave() {
+    within(|| {
+        let nodes = nodes(&[2, 2], Config::default());
+        let (senders, receivers): (Vec<_>, Vec<_>) = halves(&nodes, 1).into_iter().unzip();
+        for mut sender in senders {
+            sender.partition(&Partition::Hash(vec![0])).unwrap();
+            sender.send(batch([])).unwrap();
+            sender.finish().unwrap();
+        }
+        assert_eq!(sum(receivers.into_iter().flatten().map(Result::unwrap)), (0, 0));
+        leave(nodes);
+    });
+}
+
+#[test]
+fn rows_larger_than_what_is_asked_for_pass() {
+    within(|| {
+        let schema = Arc::new(Schema::new(vec![Field::new("t", DataType::Utf8, true)]));
+        let nodes = nodes(&[1, 1], small());
+        let mut halves: Vec<_> = nodes.iter().flat_map(|node| node.shuffle(1, &schema).unwrap()).collect();
+        let (mut sender, mine) = halves.remove(0);
+        let (other, receiver) = halves.remove(0);
+        let sizes = [3 << 20, 0, 1, 8 << 20, 4 << 10, 5_000];
+        for bytes in sizes {
+            let text: ArrayRef = Arc::new(StringArray::from(vec![Some("x".repeat(bytes)), None]));
+            sender.send_to(WorkerId(1), RecordBatch::try_new(schema.clone(), vec![text]).unwrap()).unwrap();
+        }
+        sender.finish().unwrap();
+        other.finish().unwrap();
+        let mut lengths = Vec::new();
+        for batch in receiver {
+            let batch = batch.unwrap();
+            let text = batch.column(0).as_any().downcast_ref::<StringArray>().unwrap();
+            lengths.extend(text.iter().map(|text| text.map(str::len)));
+            assert!(text.iter().flatten().all(|text| text.bytes().all(|byte| byte == b'x')));
+        }
+        assert_eq!(lengths, sizes.into_iter().flat_map(|bytes| [Some(bytes), None]).collect::<Vec<_>>());
+        drop(mine);
+        leave(nodes);
+    });
+}
+
+#[test]
+fn memory_is_used_again_and_goes_back() {
+    within(|| {
+        let nodes = nodes(&[1, 1], Config { batch_rows: 1_000, fetch: 64 << 10, ..Config::default() });
+        for id in 0..10 {
+            let mut halves = halves(&nodes, id);
+            let (mut sender, mine) = halves.remove(0);
+            let (other, receiver) = halves.remove(0);
+            (0..100).for_each(|_| sender.send_to(WorkerId(1), batch(0..1_000)).unwrap());
+            sender.finish().unwrap();
+            other.finish().unwrap();
+            assert_eq!(sum(receiver.map(Result::unwrap)).0, 100_000);
+            drop(mine);
+        }
+        let status = nodes[1].pool();
+        assert_eq!(status.used_bytes, 0);
+        assert!(status.reused > 5 * status.allocated, "{status:?}");
+        leave(nodes);
+    });
+}
+
+#[test]
+fn a_slow_reader_holds_up_nobody_else() {
+    within(|| {
+        let nodes = nodes(&[1, 2], small());
+        let mut halves = halves(&nodes, 1).into_iter();
+        let (mut sender, own) = halves.next().unwrap();
+        let (one, mut slow) = halves.next().unwrap();
+        let (two, fast) = halves.next().unwrap();
+        for _ in 0..1_000 {
+            sender.send_to(WorkerId(1), batch(0..100)).unwrap();
+            sender.send_to(WorkerId(2), batch(0..100)).unwrap();
+        }
+        sender.finish().unwrap();
+        one.finish().unwrap();
+        two.finish().unwrap();
+        // The two share a connection.
+        assert_eq!(slow.next().unwrap().unwrap().num_rows(), 100);
+        assert_eq!(sum(fast.map(Result::unwrap)).0, 100_000);
+        assert_eq!(sum(slow.map(Result::unwrap)).0, 99_900);
+        drop(own);
+        leave(nodes);
+    });
+}
+
+/// A client that asks for much and reads nothing.
+#[test]
+fn a_client_that_never_reads_holds_up_nobody_else() {
+    within(|| {
+        let seats: Vec<Seat> = (0..2).map(|_| Seat::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
+        let processes: Vec<_> = seats.iter().map(|seat| (seat.address().unwrap(), 1)).collect();
+        let cluster = Cluster::new(42, &processes).unwrap();
+        let config = Config {
+            responders: 1,
+            handlers: 1,
+            fetch: 1 << 30,
+            patience: Duration::from_secs(2),
+            ..small()
+        };
+        let mut nodes: Vec<Node> = (0..)
+            .map(NodeId)
+            .zip(seats)
+            .map(|(me, seat)| seat.join(cluster.clone(), me, config).unwrap())
+            .collect();
+        let mut halves = halves(&nodes, 1).into_iter();
+        let (mut sender, own) = halves.next().unwrap();
+        let (other, receiver) = halves.next().unwrap();
+        for _ in 0..20 {
+            sender.send_to(WorkerId(1), batch(0..100_000)).unwrap();
+        }
+        sender.finish().unwrap();
+        other.finish().unwrap();
+        let mut deaf = std::net::TcpStream::connect(processes[0].0).unwrap();
+        let mut request = [0; 64];
+        request[..8].copy_from_slice(b"THALFTCH");
+        request[8] = 42;
+        request[24] = 1;
+        request[36] = 1;
+        request[48..56].copy_from_slice(&(1_u64 << 30).to_le_bytes());
+        deaf.write_all(&request).unwrap();
+        // It is served as far as the socket takes.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while nodes[0].served().full_socket == 0 && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(nodes[0].served().full_socket > 0);
+        assert_eq!(sum(receiver.map(Result::unwrap)).0, 2_000_000);
+        drop(own);
+        assert!(nodes.remove(1).leave());
+        assert!(!nodes.remove(0).leave(), "somebody has not read");
+        drop(deaf);
+    });
+}
+
+#[test]
+fn rows_that_nobody_wants_are_dropped() {
+    within(|| {
+        let nodes = nodes(&[1, 2], small());
+        let mut halves = halves(&nodes, 1).into_iter();
+        let (mut sender, own) = halves.next().unwrap();
+        let (one, deaf) = halves.next().unwrap();
+        let (two, listener) = halves.next().unwrap();
+        drop(deaf);
+        drop(own);
+        for _ in 0..100 {
+            sender.send_to(WorkerId(1), batch(0..100)).unwrap();
+            sender.send_to(WorkerId(2), batch(0..10)).unwrap();
+        }
+        sender.finish().unwrap();
+        one.finish().unwrap();
+        two.finish().unwrap();
+        assert_eq!(sum(listener.map(Result::unwrap)).0, 1_000);
+        leave(nodes);
+    });
+}
+
+#[test]
+fn a_worker_that_gives_up_ends_it_for_all() {
+    within(|| {
+        let nodes = nodes(&[1, 2], small());
+        let (mut senders, receivers): (Vec<_>, Vec<_>) = halves(&nodes, 1).into_iter().unzip();
+        // Readers who have asked before are told as well.
+        let reading: Vec<_> =
+            receivers.into_iter().map(|receiver| thread::spawn(|| errors(vec![receiver]))).collect();
+        senders.remove(2).give_up("the disk is full");
+        senders.into_iter().for_each(|sender| sender.finish().unwrap());
+        for reading in reading {
+            let told = reading.join().unwrap();
+            assert!(told[0].contains("worker 2 gave up: the disk is full"), "{told:?}");
+        }
+        let (senders, receivers): (Vec<_>, Vec<_>) = halves(&nodes, 2).into_iter().unzip();
+        senders.into_iter().for_each(|sender| sender.finish().unwrap());
+        assert_eq!(sum(receivers.into_iter().flatten().map(Result::unwrap)).0, 0);
+        leave(nodes);
+    });
+}
+
+#[test]
+fn a_process_that_is_gone_ends_it_for_all() {
+    within(|| {
+        let mut nodes = nodes(&[1, 1, 1], Config { patience: Duration::from_secs(5), ..small() });
+        let mut halves = halves(&nodes, 1);
+        let (lost_sender, lost_receiver) = halves.remove(1);
+        let (senders, receivers): (Vec<_>, Vec<_>) = halves.into_iter().unzip();
+        let reading: Vec<_> =
+            receivers.into_iter().map(|receiver| thread::spawn(|| errors(vec![receiver]))).collect();
+        senders.into_iter().for_each(|sender| sender.finish().unwrap());
+        drop(nodes.remove(1));
+        drop((lost_sender, lost_receiver));
+        for reading in reading {
+            let told = reading.join().unwrap();
+            assert!(told[0].contains("process 1"), "{told:?}");
+        }
+        leave(nodes);
+    });
+}
+
+#[test]
+fn a_number_is_used_once_and_strangers_are_sent_away() {
+    within(|| {
+        let nodes = nodes(&[1], small());
+        let (sender, receiver) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
+        assert!(matches!(nodes[0].shuffle(1, &schema()), Err(Error::Taken(_))));
+        sender.finish().unwrap();
+        drop(receiver);
+        assert!(matches!(nodes[0].shuffle(1, &schema()), Err(Error::Taken(_))));
+        leave(nodes);
+
+        let seat = Seat::bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = seat.address().unwrap();
+        let node = seat.join(Cluster::new(42, &[(address, 1)]).unwrap(), NodeId(0), small()).unwrap();
+        let mut stranger = std::net::TcpStream::connect(address).unwrap();
+        stranger.write_all(&[b'x'; 64]).unwrap();
+        assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)), "it is sent away");
+        leave(vec![node]);
+    });
+}
