@@ -31,6 +31,10 @@ demo *OPTIONS:
 demo-arrow *OPTIONS:
     scripts/demo-arrow {{OPTIONS}}
 
+# Unmodified Spark, its shuffle over TCP and with the library
+demo-spark *OPTIONS:
+    scripts/demo-spark {{OPTIONS}}
+
 # Measure this machine
 bench *OPTIONS:
     scripts/bench {{OPTIONS}}
