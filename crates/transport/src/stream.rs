@@ -564,6 +564,11 @@ impl Connection {
         };
     }
 
+    /// Whether [`Self::trim`] would give something back.
+    pub fn has_grown(&self) -> bool {
+        self.segment().is_some_and(|segment| segment.outlet().has_grown())
+    }
+
     /// Gives memory of a window that has grown back, if the ring is empty and nobody uses it now.
     pub fn trim(&self) {
         let Some(segment) = self.segment() else { return };

@@ -416,10 +416,7 @@ impl Set {
         // From behind, so that the numbers of the others stay.
         for index in idle.into_iter().rev() {
             let fd = members.hot.swap_remove(index);
-            if members.sync(self, fd)
-                && let Some(member) = members.by_fd.get_mut(&fd)
-                && !member.cool()
-            {
+            if members.sync(self, fd) && !members.cool(fd) {
                 members.hot.push(fd);
             }
         }
@@ -540,13 +537,14 @@ impl Set {
             if !members.sync(self, fd) {
                 return false;
             }
-            let Some(member) = members.by_fd.get_mut(&fd) else { return false };
-            if member.idle_sleeps >= IDLE_SLEEPS {
-                if member.cool() {
+            let idle = members.by_fd.get(&fd).is_some_and(|member| member.idle_sleeps >= IDLE_SLEEPS);
+            if idle {
+                if members.cool(fd) {
                     return false;
                 }
                 ready = true;
             }
+            let Some(member) = members.by_fd.get_mut(&fd) else { return false };
             member.idle_sleeps += 1;
             let writes = member.lacks_space();
             member.connection().arm_cold(member.io, writes);
@@ -555,6 +553,7 @@ impl Set {
             true
         });
         members.hot = hot;
+        members.trim();
         (armed, ready)
     }
 

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::Behaviour;
-use super::peers::{fill, waits};
+use super::peers::{drains_on_demand, fill, waits};
 use crate::calls::{self, Errno, Fd, cpu_time, quietly};
 use crate::say;
-use crate::side::Side;
+use crate::side::{ARRIVAL, Side};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("asleep_in_recv", asleep_in_recv, waits).takes_long(),
@@ -21,6 +21,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("woken_by_others", woken_by_others, waits)
         .environment(&[("THALLUS_SPIN_US", "5000")])
         .takes_long(),
+    Behaviour::connected("memory_is_kept_for_a_second", keeps_memory, drains_on_demand).takes_long(),
     Behaviour::connected("no_thread", no_thread, waits),
 ];
 
@@ -128,6 +129,48 @@ fn woken_by_others(side: &Side, fd: Fd) {
     let (used, took) = (cpu_time() - before, start.elapsed());
     assert!(used < took / 3, "{used:?} of CPU time in {took:?}");
     side.sync("done");
+}
+
+/// An event loop that soon sends as much again needs the same pages; one that does not gives them back.
+fn keeps_memory(side: &Side, fd: Fd) {
+    const MUCH: usize = 256 << 10;
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    quietly(|| {
+        let filled = fill(fd);
+        side.sync("full");
+        side.tell(filled as u64);
+        side.sync("drain now");
+        side.sync("drained");
+        // Over TCP, or while the connection leaves it, there is nothing to give back.
+        let had_much = segment_memory() >= MUCH;
+        let start = Instant::now();
+        for _ in 0..20 {
+            assert_eq!(calls::epoll_wait(epfd, 8, 1), Ok(vec![]));
+        }
+        let has_much = segment_memory() >= MUCH;
+        assert!(!had_much || has_much || start.elapsed() > IDLE, "given back at once");
+        while segment_memory() >= MUCH {
+            assert!(start.elapsed() < Duration::from_millis(ARRIVAL as u64), "never given back");
+            assert_eq!(calls::epoll_wait(epfd, 8, 50), Ok(vec![]));
+        }
+    });
+    side.sync("done");
+}
+
+/// Bytes of the segments of upgraded connections that this process has in memory.
+fn segment_memory() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/smaps").expect("/proc is mounted");
+    let (mut total, mut counts) = (0, false);
+    for line in maps.lines() {
+        if let Some(size) = line.strip_prefix("Rss:") {
+            let kib: usize = size.trim().trim_end_matches(" kB").parse().expect("a number of KiB");
+            total += if counts { kib << 10 } else { 0 };
+        } else if line.split(' ').next().is_some_and(|word| word.contains('-')) {
+            counts = line.contains("thallus-segment");
+        }
+    }
+    total
 }
 
 fn no_thread(side: &Side, _fd: Fd) {

@@ -49,6 +49,11 @@ impl Outlet<'_> {
         if self.link.is_some() { Ok(false) } else { self.ring().grow(wanted, limit) }
     }
 
+    /// Whether there are larger windows than the smallest.
+    pub(crate) fn has_grown(&self) -> bool {
+        self.link.is_none() && self.ring().class().is_ok_and(|class| class > 0)
+    }
+
     /// See [`Producer::shrink`].
     pub(crate) fn shrink(&self) -> Result<bool, Lie> {
         if self.link.is_some() { Ok(false) } else { self.ring().shrink() }

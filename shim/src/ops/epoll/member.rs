@@ -1,6 +1,7 @@
 //! One registration in an epoll set, and what it has to report.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use thallus_transport::arena::flag;
 use thallus_transport::connection::Connection;
@@ -31,6 +32,8 @@ pub(super) struct Member {
     pub(super) idle_sleeps: u8,
     /// Looks since there was anything to report, of those that many hot registrations make dear.
     vain_looks: u16,
+    /// When it turned cold, if its connection had memory to give back.
+    pub(super) cooled: Option<Instant>,
     /// A one-shot registration that has been reported.
     pub(super) spent: bool,
     /// The program has deleted it; the kernel does not know yet.
@@ -80,6 +83,7 @@ impl Member {
             hot: false,
             idle_sleeps: 0,
             vain_looks: 0,
+            cooled: None,
             spent: false,
             deleted: false,
             kicked: false,
@@ -212,7 +216,6 @@ impl Member {
     /// Turns cold; the kernel knows it as it is. False if there is something to report, and it stays hot.
     pub(super) fn cool(&mut self) -> bool {
         self.vain_looks = 0;
-        self.connection().trim();
         self.arm();
         if self.due(0) == 0 {
             return true;

@@ -1,10 +1,11 @@
 //! An epoll set of this process: its registrations, and who sleeps on it.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use libc::epoll_event;
 use thallus_transport::spin::Patience;
@@ -70,10 +71,18 @@ pub(super) struct Members {
     /// Descriptors that the kernel has with the same `epoll_data`: its reports name only that.
     by_data: HashMap<u64, Vec<i32>>,
     pub(super) hot: Vec<i32>,
+    /// Registrations whose connections have memory to give back, and when they are to be looked at.
+    grown: VecDeque<(Instant, i32)>,
     /// TCP sockets that have not connected: events and data.
     pub(super) early: HashMap<i32, (u32, u64)>,
     graves: Graves,
 }
+
+/// How long a registration is cold before its connection gives memory back: to free pages, and to get them again for the next
+/// bytes, takes longer than to copy as much.
+const KEEP: Duration = Duration::from_secs(1);
+/// Connections that give back before one sleep, at most: each may take a millisecond.
+const TRIMMED_AT_ONCE: usize = 2;
 
 /// Registrations that were removed while some thread may have had the kernel's report on them already. A one-shot
 /// registration is reported to one thread only, which may close the connection, and free what its `epoll_data` names,
@@ -287,6 +296,7 @@ impl Set {
             members.remove(self, fd);
         }
         members.early.clear();
+        members.grown.clear();
         drop(members);
         if let Ok(mut free) = FREE.lock() {
             free.push(self);
@@ -315,6 +325,40 @@ impl Set {
 }
 
 impl Members {
+    /// Turns a hot registration cold. False if there is something to report, and it stays hot.
+    pub(super) fn cool(&mut self, fd: i32) -> bool {
+        let Some(member) = self.by_fd.get_mut(&fd) else { return true };
+        if !member.cool() {
+            return false;
+        }
+        if member.connection().has_grown() {
+            let now = Instant::now();
+            if member.cooled.replace(now).is_none() {
+                self.grown.push_back((now + KEEP, fd));
+            }
+        }
+        true
+    }
+
+    /// Gives memory back of connections that have been idle for long.
+    pub(super) fn trim(&mut self) {
+        if self.grown.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for _ in 0..TRIMMED_AT_ONCE {
+            let Some((_, fd)) = self.grown.pop_front_if(|(due, _)| *due <= now) else { return };
+            let Some(member) = self.by_fd.get_mut(&fd) else { continue };
+            let Some(cooled) = member.cooled.take().filter(|_| !member.hot) else { continue };
+            if cooled + KEEP > now {
+                member.cooled = Some(cooled);
+                self.grown.push_back((cooled + KEEP, fd));
+            } else {
+                member.connection().trim();
+            }
+        }
+    }
+
     pub(super) fn insert(&mut self, set: &'static Set, fd: i32, member: Member) {
         self.remove(set, fd);
         join(member.slot, set, fd);
