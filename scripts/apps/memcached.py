@@ -8,7 +8,7 @@ from .transports import Failed
 
 
 class Memcached(Server):
-    """A memcached with one thread that works."""
+    """A memcached with one thread that works, and room for what a run writes."""
 
     name = "memcached"
     account = "memcache"
@@ -18,7 +18,7 @@ class Memcached(Server):
         self.clients = clients
 
     def program(self):
-        return ["memcached", "-l", "127.0.0.1", "-p", self.port, "-U", 0, "-t", 1, "-c", 1024]
+        return ["memcached", "-l", "127.0.0.1", "-p", self.port, "-U", 0, "-t", 1, "-c", 1024, "-m", 2048]
 
     def is_ready(self):
         try:
