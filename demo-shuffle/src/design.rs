@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use thallus_api::{Fabric, Status};
-use thallus_shuffle::{Cluster, NodeId, Partition, push, staged};
+use thallus_shuffle::halves::{Inlet, Outlet};
+use thallus_shuffle::{Cluster, NodeId, Partition, Seat, push, staged};
 
 use crate::{Design, Options, twin};
 
@@ -20,10 +21,13 @@ pub(crate) trait Sender: Send {
 
 pub(crate) type Receiver = Box<dyn Iterator<Item = Result<RecordBatch>> + Send>;
 
+/// Of one worker.
+pub(crate) type Halves = (Box<dyn Sender>, Receiver);
+
 /// A process of the experiment.
 pub(crate) trait Process {
     /// The halves of this process' workers.
-    fn shuffle(&mut self, id: u64, schema: &SchemaRef) -> Result<Vec<(Box<dyn Sender>, Receiver)>>;
+    fn shuffle(&mut self, id: u64, schema: &SchemaRef) -> Result<Vec<Halves>>;
     /// What carries the connections; empty without the library.
     fn carried(&self) -> Vec<Status>;
     /// The connections that it has made.
@@ -77,32 +81,19 @@ pub(crate) fn workers_of(options: &Options, process: usize) -> Range<usize> {
     first(process)..first(process + 1)
 }
 
-/// Seats that listen.
-pub(crate) enum Seats {
-    Push(Vec<push::Seat>),
-    Staged(staged::Seat),
-    Twin(std::net::TcpListener),
-}
+/// Seats that listen: one, or one for each worker.
+pub(crate) struct Seats(Vec<Seat>);
 
 impl Seats {
     pub(crate) fn bind(design: Design, options: &Options, process: usize) -> Result<Self> {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        Ok(match design {
-            Design::Push => {
-                let count = if options.no_share { workers_of(options, process).len() } else { 1 };
-                Self::Push((0..count).map(|_| push::Seat::bind(any)).collect::<Result<_, _>>()?)
-            }
-            Design::Staged => Self::Staged(staged::Seat::bind(any)?),
-            Design::PushTwin | Design::StagedTwin => Self::Twin(std::net::TcpListener::bind(any)?),
-        })
+        let of_workers = design == Design::Push && options.no_share;
+        let count = if of_workers { workers_of(options, process).len() } else { 1 };
+        Ok(Self((0..count).map(|_| Seat::bind(any)).collect::<Result<_, _>>()?))
     }
 
     pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>> {
-        Ok(match self {
-            Self::Push(seats) => seats.iter().map(push::Seat::address).collect::<Result<_, _>>()?,
-            Self::Staged(seat) => vec![seat.address()?],
-            Self::Twin(listener) => vec![listener.local_addr()?],
-        })
+        Ok(self.0.iter().map(Seat::address).collect::<Result<_, _>>()?)
     }
 
     /// Meets the others, whose addresses are known now.
@@ -115,68 +106,71 @@ impl Seats {
     ) -> Result<Box<dyn Process>> {
         let mut nodes = Vec::new();
         for (other, addresses) in addresses.iter().enumerate() {
-            let workers = workers_of(options, other).len();
-            let each = if addresses.len() > 1 { 1 } else { workers };
+            let each = workers_of(options, other).len() / addresses.len();
             nodes.extend(addresses.iter().map(|address| (*address, each)));
         }
         let cluster = Cluster::new(0x5eed, &nodes)?;
-        let first: usize = addresses[..process].iter().map(Vec::len).sum();
-        match self {
-            Self::Push(seats) => {
-                let Options { window, batch_rows, patience, .. } = *options;
-                let patience = Duration::from_secs(patience);
-                let config = push::Config {
-                    window,
-                    outgoing: window,
-                    batch_rows,
-                    patience,
-                    ..push::Config::default()
-                };
-                let joining: Vec<_> = (first..)
-                    .zip(seats)
-                    .map(|(me, seat)| {
-                        let cluster = cluster.clone();
-                        let me = NodeId(u32::try_from(me).expect("few"));
-                        std::thread::spawn(move || seat.join(cluster, me, config))
-                    })
-                    .collect();
-                let nodes = joining.into_iter().map(|joining| joining.join().expect("it does not panic"));
-                Ok(Box::new(Push(nodes.collect::<Result<_, _>>()?)))
-            }
-            Self::Staged(seat) => {
-                let Options { chunk, batch_rows, patience, .. } = *options;
-                let patience = Duration::from_secs(patience);
-                let config = staged::Config {
-                    chunk,
-                    batch_rows,
-                    share: !options.no_share,
-                    patience,
-                    ..staged::Config::default()
-                };
-                Ok(Box::new(Staged(seat.join(cluster, NodeId(u32::try_from(process)?), config)?)))
-            }
-            Self::Twin(listener) => {
-                let me = NodeId(u32::try_from(process)?);
-                match design {
-                    Design::PushTwin => {
-                        Ok(Box::new(twin::push::Mesh::join(listener, cluster, me, options.batch_rows)?))
-                    }
-                    _ => Ok(Box::new(twin::staged::Blocks::join(listener, cluster, me, options.batch_rows)?)),
-                }
-            }
+        let first = addresses[..process].iter().map(Vec::len).sum::<usize>();
+        let seats = (u32::try_from(first)?..).map(NodeId).zip(self.0);
+        let Options { window, chunk, batch_rows, .. } = *options;
+        let patience = Duration::from_secs(options.patience);
+        if design == Design::Push {
+            let config =
+                push::Config { window, outgoing: window, batch_rows, patience, ..push::Config::default() };
+            let joining: Vec<_> = seats
+                .map(|(me, seat)| {
+                    let cluster = cluster.clone();
+                    std::thread::spawn(move || push::Node::join(seat, cluster, me, config))
+                })
+                .collect();
+            let nodes = joining.into_iter().map(|joining| joining.join().expect("it does not panic"));
+            return Ok(Box::new(Push(nodes.collect::<Result<_, _>>()?)));
         }
+        let (me, seat) = { seats }.next().context("no seat")?;
+        Ok(match design {
+            Design::Staged => {
+                let share = !options.no_share;
+                let config =
+                    staged::Config { chunk, batch_rows, share, patience, ..staged::Config::default() };
+                Box::new(staged::Node::join(seat, cluster, me, config)?)
+            }
+            Design::PushTwin => Box::new(twin::push::Mesh::join(seat.into(), cluster, me, batch_rows)?),
+            _ => Box::new(twin::staged::Blocks::join(seat.into(), cluster, me, batch_rows)?),
+        })
     }
+}
+
+impl<O: Outlet + Send> Sender for thallus_shuffle::Sender<O> {
+    fn partition(&mut self, partition: &Partition) -> Result<()> {
+        Ok(self.partition(partition)?)
+    }
+
+    fn send(&mut self, batch: RecordBatch) -> Result<()> {
+        Ok(self.send(batch)?)
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        Ok((*self).finish()?)
+    }
+}
+
+/// Halves of a design.
+fn boxed<O: Outlet + Send + 'static, I: Inlet + Send + 'static>(
+    design: &'static str,
+    halves: Vec<(thallus_shuffle::Sender<O>, thallus_shuffle::Receiver<I>)>,
+) -> impl Iterator<Item = Halves> {
+    halves.into_iter().map(move |(sender, receiver)| -> Halves {
+        (Box::new(sender), Box::new(receiver.map(move |batch| batch.context(design))))
+    })
 }
 
 struct Push(Vec<push::Node>);
 
 impl Process for Push {
-    fn shuffle(&mut self, id: u64, schema: &SchemaRef) -> Result<Vec<(Box<dyn Sender>, Receiver)>> {
-        let mut halves: Vec<(Box<dyn Sender>, Receiver)> = Vec::new();
+    fn shuffle(&mut self, id: u64, schema: &SchemaRef) -> Result<Vec<Halves>> {
+        let mut halves = Vec::new();
         for node in &self.0 {
-            for (sender, receiver) in node.shuffle(id, schema)? {
-                halves.push((Box::new(sender), Box::new(receiver.map(|batch| batch.context("push")))));
-            }
+            halves.extend(boxed("push", node.shuffle(id, schema)?));
         }
         Ok(halves)
     }
@@ -197,57 +191,22 @@ impl Process for Push {
     }
 }
 
-impl Sender for push::Sender {
-    fn partition(&mut self, partition: &Partition) -> Result<()> {
-        Ok(self.partition(partition)?)
-    }
-
-    fn send(&mut self, batch: RecordBatch) -> Result<()> {
-        Ok(self.send(batch)?)
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        Ok((*self).finish()?)
-    }
-}
-
-struct Staged(staged::Node);
-
-impl Process for Staged {
-    fn shuffle(&mut self, id: u64, schema: &SchemaRef) -> Result<Vec<(Box<dyn Sender>, Receiver)>> {
-        let halves = self.0.shuffle(id, schema)?.into_iter();
-        Ok(halves
-            .map(|(sender, receiver)| -> (Box<dyn Sender>, Receiver) {
-                (Box::new(sender), Box::new(receiver.map(|batch| batch.context("staged"))))
-            })
-            .collect())
+impl Process for staged::Node {
+    fn shuffle(&mut self, id: u64, schema: &SchemaRef) -> Result<Vec<Halves>> {
+        Ok(boxed("staged", Self::shuffle(self, id, schema)?).collect())
     }
 
     fn carried(&self) -> Vec<Status> {
-        let (made, accepted) = self.0.carried();
+        let (made, accepted) = Self::carried(self);
         made.into_iter().chain(accepted).collect()
     }
 
     fn connections(&self) -> usize {
-        usize::try_from(self.0.fetched().connections).expect("few")
+        usize::try_from(self.fetched().connections).expect("few")
     }
 
     fn leave(self: Box<Self>) -> Result<()> {
-        anyhow::ensure!(self.0.leave(), "somebody did not leave in order");
+        anyhow::ensure!(Self::leave(*self), "somebody did not leave in order");
         Ok(())
-    }
-}
-
-impl Sender for staged::Sender {
-    fn partition(&mut self, partition: &Partition) -> Result<()> {
-        Ok(self.partition(partition)?)
-    }
-
-    fn send(&mut self, batch: RecordBatch) -> Result<()> {
-        Ok(self.send(batch)?)
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        Ok((*self).finish()?)
     }
 }

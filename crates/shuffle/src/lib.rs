@@ -18,8 +18,12 @@
 
 mod cluster;
 mod error;
+mod gather;
 mod pool;
+mod seat;
+mod wire;
 
+pub mod halves;
 pub mod partition;
 pub mod push;
 pub mod staged;
@@ -27,5 +31,8 @@ pub mod stream;
 
 pub use cluster::{Cluster, NodeId, WorkerId};
 pub use error::{Error, Result};
+pub use gather::Gather;
+pub use halves::{Receiver, Sender};
 pub use partition::{Partition, Scatter};
 pub use pool::{Pool, PoolStatus};
+pub use seat::Seat;

@@ -3,6 +3,9 @@
 //! The first frame has the schema in front, frames with new dictionaries have those. All lengths are multiples of 64, so that a
 //! frame's arrays lie in its memory as aligned as the memory is.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use arrow_array::{Array, RecordBatch};
 use arrow_buffer::Buffer;
 use arrow_schema::SchemaRef;
@@ -10,7 +13,7 @@ use thallus_columnar::{
     DecodeOptions, Decoder, EncodeOptions, Encoder, Event, Message, Misaligned, Need, PREFIX,
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, WorkerId};
 
 /// The sending end.
 #[derive(Debug)]
@@ -107,6 +110,55 @@ impl In {
             Event::Batch(batch) => batches.push(batch.with_schema(self.schema.clone())?),
         }
         Ok(())
+    }
+}
+
+/// The sending ends of one worker.
+#[derive(Debug)]
+pub struct Outs {
+    schema: SchemaRef,
+    by_target: HashMap<WorkerId, Out>,
+}
+
+impl Outs {
+    pub fn new(schema: SchemaRef) -> Self {
+        Self { schema, by_target: HashMap::new() }
+    }
+
+    /// As [`Out::frame`], for one worker.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Out::new`] and [`Out::frame`].
+    pub fn frame(&mut self, target: WorkerId, batch: &RecordBatch) -> Result<Vec<Message>> {
+        match self.by_target.entry(target) {
+            Entry::Occupied(out) => out.into_mut(),
+            Entry::Vacant(none) => none.insert(Out::new(&self.schema)?),
+        }
+        .frame(batch)
+    }
+}
+
+/// The receiving ends of one worker.
+#[derive(Debug)]
+pub struct Ins {
+    schema: SchemaRef,
+    by_source: HashMap<WorkerId, In>,
+}
+
+impl Ins {
+    pub fn new(schema: SchemaRef) -> Self {
+        Self { schema, by_source: HashMap::new() }
+    }
+
+    /// As [`In::frame`], from one worker.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`In::frame`].
+    pub fn frame(&mut self, source: WorkerId, frame: &Buffer) -> Result<Vec<RecordBatch>> {
+        let schema = &self.schema;
+        self.by_source.entry(source).or_insert_with(|| In::new(schema.clone())).frame(frame)
     }
 }
 

@@ -8,8 +8,8 @@ use std::process::Command;
 use std::thread;
 
 use thallus_api::{Fabric, Thallus};
-use thallus_shuffle::push::Config;
-use thallus_shuffle::{Cluster, NodeId, Partition, staged};
+use thallus_shuffle::push::{Config, Node};
+use thallus_shuffle::{Partition, staged};
 
 use common::{batch, leave, nodes, schema, sum, within};
 
@@ -39,7 +39,7 @@ fn fetched_chunks_come_in_memory() {
 }
 
 fn shuffle_and_look() {
-    let nodes = nodes(&[2, 1, 2], Config { batch_rows: 1_000, ..Config::default() });
+    let nodes: Vec<Node> = nodes(&[2, 1, 2], Config { batch_rows: 1_000, ..Config::default() });
     for id in 0..5 {
         thread::scope(|scope| {
             for (mut sender, receiver) in nodes.iter().flat_map(|node| node.shuffle(id, &schema()).unwrap()) {
@@ -53,7 +53,7 @@ fn shuffle_and_look() {
         });
     }
     let mut ends = 0;
-    for (_, sent, carried) in nodes.iter().flat_map(thallus_shuffle::push::Node::links) {
+    for (_, sent, carried) in nodes.iter().flat_map(Node::links) {
         let carried = carried.unwrap();
         assert_eq!((carried.fabric, carried.reason.as_str()), (Fabric::SharedMemory, ""));
         let all = carried.ring_bytes_sent + carried.tcp_bytes_sent;
@@ -67,15 +67,8 @@ fn shuffle_and_look() {
 }
 
 fn fetch_and_look() {
-    let seats: Vec<_> = (0..3).map(|_| staged::Seat::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
-    let processes: Vec<_> = seats.iter().map(|seat| (seat.address().unwrap(), 2)).collect();
-    let cluster = Cluster::new(42, &processes).unwrap();
     let config = staged::Config { chunk: 8 << 10, batch_rows: 1_000, ..staged::Config::default() };
-    let nodes: Vec<_> = (0..)
-        .map(NodeId)
-        .zip(seats)
-        .map(|(me, seat)| seat.join(cluster.clone(), me, config).unwrap())
-        .collect();
+    let nodes: Vec<staged::Node> = nodes(&[2; 3], config);
     for id in 0..5 {
         thread::scope(|scope| {
             for (mut sender, receiver) in nodes.iter().flat_map(|node| node.shuffle(id, &schema()).unwrap()) {
@@ -99,12 +92,5 @@ fn fetch_and_look() {
         }
     }
     println!("{ends} ends in memory");
-    assert!(
-        nodes
-            .into_iter()
-            .map(|node| thread::spawn(|| node.leave()))
-            .collect::<Vec<_>>()
-            .into_iter()
-            .all(|leaving| leaving.join().unwrap())
-    );
+    leave(nodes);
 }

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_schema::{DataType, Field, Schema};
-use thallus_shuffle::push::{Config, Node, Receiver, Seat, Sender};
+use thallus_shuffle::push::{Config, Node};
 use thallus_shuffle::{Error, NodeId, Partition, WorkerId};
 
-use common::{batch, cluster, leave, nodes, schema, sum, values, within};
+use common::{batch, errors, halves, join, leave, schema, seats, sum, values, within};
 
 const SMALL: Config = Config {
     window: 4 << 10,
@@ -24,6 +24,10 @@ const SMALL: Config = Config {
     batch_rows: 100,
     patience: Duration::from_secs(30),
 };
+
+fn nodes(workers: &[usize], config: Config) -> Vec<Node> {
+    common::nodes(workers, config)
+}
 
 /// Sends `rows` integers from each worker through two shuffles, the second by another rule, and checks that all arrive.
 fn twice(workers: &[usize], config: Config, rows: i64, first: &Partition, second: &Partition) {
@@ -91,11 +95,6 @@ fn all_rows_for_one_worker() {
     let bounds: ArrayRef = Arc::new(Int64Array::from(vec![i64::MAX; 3]));
     let skewed = Partition::Range { column: 0, bounds };
     within(move || twice(&[1, 1, 1, 1], SMALL, 5_000, &skewed, &Partition::Hash(vec![0])));
-}
-
-/// Halves of one shuffle of all workers.
-fn halves(nodes: &[Node], id: u64) -> Vec<(Sender, Receiver)> {
-    nodes.iter().flat_map(|node| node.shuffle(id, &schema()).unwrap()).collect()
 }
 
 #[test]
@@ -246,11 +245,6 @@ fn whoever_stops_reading_lets_the_others_go_on() {
     });
 }
 
-/// The first error of each reader.
-fn errors(receivers: Vec<Receiver>) -> Vec<String> {
-    receivers.into_iter().map(|mut receiver| receiver.find_map(Result::err).unwrap().to_string()).collect()
-}
-
 #[test]
 fn a_worker_that_gives_up_ends_it_for_all() {
     within(|| {
@@ -379,20 +373,11 @@ fn processes_that_disagree_on_columns_are_told() {
 #[test]
 fn strangers_do_not_disturb_the_meeting() {
     within(|| {
-        let seats: Vec<Seat> = (0..2).map(|_| Seat::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
-        let cluster = cluster(&seats, &[1, 1]);
+        let (seats, cluster) = seats(&[1, 1]);
         let address = cluster.address(NodeId(1));
         let mut stranger = std::net::TcpStream::connect(address).unwrap();
         stranger.write_all(&[b'x'; 64]).unwrap();
-        let joining: Vec<_> = (0..)
-            .map(NodeId)
-            .zip(seats)
-            .map(|(me, seat)| {
-                let cluster = cluster.clone();
-                thread::spawn(move || seat.join(cluster, me, SMALL).unwrap())
-            })
-            .collect();
-        let nodes: Vec<_> = joining.into_iter().map(|joining| joining.join().unwrap()).collect();
+        let nodes: Vec<Node> = join(seats, &cluster, SMALL);
         assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)), "it is sent away");
         leave(nodes);
     });
@@ -401,15 +386,13 @@ fn strangers_do_not_disturb_the_meeting() {
 #[test]
 fn who_does_not_come_is_named() {
     within(|| {
-        let seats: Vec<Seat> = (0..2).map(|_| Seat::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
-        let cluster = cluster(&seats, &[1, 1]);
+        let (mut seats, cluster) = seats(&[1, 1]);
         let config = Config { patience: Duration::from_millis(200), ..SMALL };
         // The last has nobody to connect to, and nobody connects to it.
-        let mut seats = seats;
-        let error = seats.remove(1).join(cluster.clone(), NodeId(1), config).unwrap_err();
+        let error = Node::join(seats.remove(1), cluster.clone(), NodeId(1), config).unwrap_err();
         assert_eq!(error.to_string(), "not everybody came within the time: not all processes have connected");
         // Its seat is gone, so the first finds nobody.
-        let error = seats.remove(0).join(cluster, NodeId(0), config).unwrap_err();
+        let error = Node::join(seats.remove(0), cluster, NodeId(0), config).unwrap_err();
         assert!(error.to_string().contains("process 1"), "{error}");
     });
 }

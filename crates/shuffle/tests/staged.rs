@@ -12,34 +12,17 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_schema::{DataType, Field, Schema};
-use thallus_shuffle::staged::{Config, Node, Receiver, Seat, Sender};
-use thallus_shuffle::{Cluster, Error, NodeId, Partition, WorkerId};
+use thallus_shuffle::staged::{Config, Node};
+use thallus_shuffle::{Error, NodeId, Partition, WorkerId};
 
-use common::{batch, schema, sum, within};
+use common::{batch, errors, halves, join, leave, schema, seats, sum, within};
 
 fn small() -> Config {
     Config { chunk: 1 << 10, fetch: 8 << 10, pool: 64 << 10, batch_rows: 100, queue: 2, ..Config::default() }
 }
 
 fn nodes(workers: &[usize], config: Config) -> Vec<Node> {
-    let seats: Vec<Seat> = workers.iter().map(|_| Seat::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
-    let processes: Vec<_> =
-        seats.iter().zip(workers).map(|(seat, n)| (seat.address().unwrap(), *n)).collect();
-    let cluster = Cluster::new(42, &processes).unwrap();
-    (0..).map(NodeId).zip(seats).map(|(me, seat)| seat.join(cluster.clone(), me, config).unwrap()).collect()
-}
-
-fn leave(nodes: Vec<Node>) {
-    let leaving: Vec<_> = nodes.into_iter().map(|node| thread::spawn(move || node.leave())).collect();
-    assert!(leaving.into_iter().all(|leaving| leaving.join().unwrap()), "all leave in order");
-}
-
-fn halves(nodes: &[Node], id: u64) -> Vec<(Sender, Receiver)> {
-    nodes.iter().flat_map(|node| node.shuffle(id, &schema()).unwrap()).collect()
-}
-
-fn errors(receivers: Vec<Receiver>) -> Vec<String> {
-    receivers.into_iter().map(|mut receiver| receiver.find_map(Result::err).unwrap().to_string()).collect()
+    common::nodes(workers, config)
 }
 
 /// Two shuffles, one behind the other, by all workers; then once more.
@@ -229,9 +212,7 @@ fn a_slow_reader_holds_up_nobody_else() {
 #[test]
 fn a_client_that_never_reads_holds_up_nobody_else() {
     within(|| {
-        let seats: Vec<Seat> = (0..2).map(|_| Seat::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
-        let processes: Vec<_> = seats.iter().map(|seat| (seat.address().unwrap(), 1)).collect();
-        let cluster = Cluster::new(42, &processes).unwrap();
+        let (seats, cluster) = seats(&[1, 1]);
         let config = Config {
             responders: 1,
             handlers: 1,
@@ -239,11 +220,7 @@ fn a_client_that_never_reads_holds_up_nobody_else() {
             patience: Duration::from_secs(2),
             ..small()
         };
-        let mut nodes: Vec<Node> = (0..)
-            .map(NodeId)
-            .zip(seats)
-            .map(|(me, seat)| seat.join(cluster.clone(), me, config).unwrap())
-            .collect();
+        let mut nodes: Vec<Node> = join(seats, &cluster, config);
         let mut halves = halves(&nodes, 1).into_iter();
         let (mut sender, own) = halves.next().unwrap();
         let (other, receiver) = halves.next().unwrap();
@@ -252,7 +229,7 @@ fn a_client_that_never_reads_holds_up_nobody_else() {
         }
         sender.finish().unwrap();
         other.finish().unwrap();
-        let mut deaf = std::net::TcpStream::connect(processes[0].0).unwrap();
+        let mut deaf = std::net::TcpStream::connect(cluster.address(NodeId(0))).unwrap();
         let mut request = [0; 64];
         request[..8].copy_from_slice(b"THALFTCH");
         request[8] = 42;
@@ -348,12 +325,11 @@ fn a_number_is_used_once_and_strangers_are_sent_away() {
         assert!(matches!(nodes[0].shuffle(1, &schema()), Err(Error::Taken(_))));
         leave(nodes);
 
-        let seat = Seat::bind(([127, 0, 0, 1], 0).into()).unwrap();
-        let address = seat.address().unwrap();
-        let node = seat.join(Cluster::new(42, &[(address, 1)]).unwrap(), NodeId(0), small()).unwrap();
-        let mut stranger = std::net::TcpStream::connect(address).unwrap();
+        let (seats, cluster) = seats(&[1]);
+        let nodes: Vec<Node> = join(seats, &cluster, small());
+        let mut stranger = std::net::TcpStream::connect(cluster.address(NodeId(0))).unwrap();
         stranger.write_all(&[b'x'; 64]).unwrap();
         assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)), "it is sent away");
-        leave(vec![node]);
+        leave(nodes);
     });
 }

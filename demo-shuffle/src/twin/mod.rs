@@ -7,50 +7,56 @@ pub(crate) mod staged;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use arrow_array::RecordBatch;
-use arrow_schema::SchemaRef;
-use arrow_select::concat::concat_batches;
-use thallus_shuffle::stream::Out;
-use thallus_shuffle::{Partition, Scatter};
+use thallus_api::{Status, Thallus};
+use thallus_shuffle::stream::Outs;
+use thallus_shuffle::{Gather, Partition, WorkerId};
 
-/// Gathers rows and takes them apart, as the senders of the designs do.
-struct Gather {
-    schema: SchemaRef,
-    targets: usize,
-    batch_rows: usize,
-    gathered: Vec<RecordBatch>,
-    rows: usize,
-    scatter: Option<Scatter>,
+use crate::design::Sender;
+
+/// Where a twin takes rows.
+trait Target: Send {
+    fn deliver(&mut self, target: WorkerId, batch: RecordBatch) -> Result<()>;
+    fn finish(&mut self) -> Result<()>;
 }
 
-impl Gather {
-    fn new(schema: SchemaRef, targets: usize, batch_rows: usize) -> Self {
-        Self { schema, targets, batch_rows, gathered: Vec::new(), rows: 0, scatter: None }
-    }
+/// Gathers rows and takes them apart, as the senders of the designs do.
+struct Plain<T> {
+    gather: Gather,
+    target: T,
+}
 
+impl<T: Target> Plain<T> {
+    fn flush(&mut self) -> Result<()> {
+        self.gather.take()?.into_iter().try_for_each(|(target, part)| self.target.deliver(target, part))
+    }
+}
+
+impl<T: Target> Sender for Plain<T> {
     fn partition(&mut self, partition: &Partition) -> Result<()> {
-        self.scatter = Some(Scatter::new(partition, &self.schema, self.targets)?);
-        Ok(())
+        Ok(self.gather.partition(partition)?)
     }
 
-    /// The parts, once there are enough.
-    fn add(&mut self, batch: RecordBatch) -> Result<Vec<(usize, RecordBatch)>> {
-        self.rows += batch.num_rows();
-        self.gathered.push(batch);
-        if self.rows >= self.batch_rows * self.targets { self.rest() } else { Ok(Vec::new()) }
+    fn send(&mut self, batch: RecordBatch) -> Result<()> {
+        if self.gather.add(batch)? { self.flush() } else { Ok(()) }
     }
 
-    fn rest(&mut self) -> Result<Vec<(usize, RecordBatch)>> {
-        self.rows = 0;
-        let batch = concat_batches(&self.schema, &std::mem::take(&mut self.gathered))?;
-        Ok(self.scatter.as_mut().context("no partition")?.split(&batch)?)
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        self.flush()?;
+        self.target.finish()
     }
+}
+
+/// What carries connections; nothing without the library.
+fn carried<'a>(streams: impl Iterator<Item = &'a TcpStream>) -> Vec<Status> {
+    let Some(thallus) = Thallus::find() else { return Vec::new() };
+    streams.filter_map(|stream| thallus.status(stream).ok()).collect()
 }
 
 /// Adds a batch to serialized ones.
-fn serialize(out: &mut Out, batch: &RecordBatch, to: &mut Vec<u8>) -> Result<()> {
-    for message in out.frame(batch)? {
+fn serialize(outs: &mut Outs, target: WorkerId, batch: &RecordBatch, to: &mut Vec<u8>) -> Result<()> {
+    for message in outs.frame(target, batch)? {
         message.write_to(to)?;
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! The twin of push: two connections for each pair of workers, one for each shuffle of the experiment. A thread reads each; TCP's
 //! own windows are the flow control.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
 use arrow_schema::SchemaRef;
-use thallus_api::{Status, Thallus};
-use thallus_shuffle::stream::{In, Out};
-use thallus_shuffle::{Cluster, NodeId, Partition, WorkerId};
+use thallus_api::Status;
+use thallus_shuffle::stream::{Ins, Outs};
+use thallus_shuffle::{Cluster, Gather, NodeId, WorkerId};
 
-use super::{Gather, read_message, read_u64, serialize, write_numbers};
-use crate::design::{Process, Receiver, Sender};
+use super::{Plain, carried, read_message, read_u64, serialize, write_numbers};
+use crate::design::{Halves, Process};
 
 /// Messages that wait for a worker.
 const INBOX: usize = 64;
@@ -116,33 +116,29 @@ fn read(stream: &TcpStream, source: u32, inbox: &SyncSender<Item>) {
 }
 
 impl Process for Mesh {
-    fn shuffle(&mut self, id: u64, schema: &SchemaRef) -> Result<Vec<(Box<dyn Sender>, Receiver)>> {
+    fn shuffle(&mut self, id: u64, schema: &SchemaRef) -> Result<Vec<Halves>> {
         let (shuffle, workers) = (id % 2, self.cluster.workers());
-        let halves = self.cluster.workers_of(self.me).map(|worker| -> (Box<dyn Sender>, Receiver) {
-            let targets =
-                (0..).take(workers).map(|other| match self.streams.get(&(shuffle, worker, other)) {
-                    Some(stream) => Target::There(stream.clone(), None),
-                    None => Target::Here(self.inboxes[&(shuffle, other)].clone()),
-                });
+        let halves = self.cluster.workers_of(self.me).map(|worker| -> Halves {
+            let target = |other| match self.streams.get(&(shuffle, worker, other)) {
+                Some(stream) => Target::There(stream.clone()),
+                None => Target::Here(self.inboxes[&(shuffle, other)].clone()),
+            };
+            let targets = (0..).take(workers).map(target).collect();
+            let target = Targets { targets, streams: Outs::new(schema.clone()), message: Vec::new() };
             let gather = Gather::new(schema.clone(), workers, self.batch_rows);
-            let sender =
-                Plain { schema: schema.clone(), gather, targets: targets.collect(), message: Vec::new() };
-            let outlet = self.outlets[&(shuffle, worker)].clone();
             let arriving = Arriving {
-                outlet,
-                schema: schema.clone(),
-                streams: HashMap::new(),
-                ready: Vec::new(),
+                outlet: self.outlets[&(shuffle, worker)].clone(),
+                streams: Ins::new(schema.clone()),
+                ready: VecDeque::new(),
                 open: workers,
             };
-            (Box::new(sender), Box::new(arriving))
+            (Box::new(Plain { gather, target }), Box::new(arriving))
         });
         Ok(halves.collect())
     }
 
     fn carried(&self) -> Vec<Status> {
-        let Some(thallus) = Thallus::find() else { return Vec::new() };
-        self.streams.values().filter_map(|stream| thallus.status(stream).ok()).collect()
+        carried(self.streams.values().map(|stream| &**stream))
     }
 
     fn connections(&self) -> usize {
@@ -163,74 +159,50 @@ impl Process for Mesh {
 
 enum Target {
     Here(SyncSender<Item>),
-    There(Arc<TcpStream>, Option<Out>),
+    There(Arc<TcpStream>),
 }
 
-struct Plain {
-    schema: SchemaRef,
-    gather: Gather,
+struct Targets {
+    /// By worker.
     targets: Vec<Target>,
+    streams: Outs,
     message: Vec<u8>,
 }
 
-impl Plain {
-    fn parts(&mut self, parts: Vec<(usize, RecordBatch)>) -> Result<()> {
-        for (target, part) in parts {
-            match &mut self.targets[target] {
-                Target::Here(inbox) => inbox.send(Item::Batch(part)).ok().context("nobody reads")?,
-                Target::There(stream, out) => {
-                    let out = match out {
-                        Some(out) => out,
-                        none => none.insert(Out::new(&self.schema)?),
-                    };
-                    self.message.clear();
-                    self.message.extend([0; 8]);
-                    serialize(out, &part, &mut self.message)?;
-                    let length = self.message.len() as u64 - 8;
-                    self.message[..8].copy_from_slice(&length.to_le_bytes());
-                    (&**stream).write_all(&self.message)?;
-                }
+impl super::Target for Targets {
+    fn deliver(&mut self, target: WorkerId, batch: RecordBatch) -> Result<()> {
+        match &self.targets[target.0 as usize] {
+            Target::Here(inbox) => inbox.send(Item::Batch(batch)).ok().context("nobody reads"),
+            Target::There(stream) => {
+                self.message.clear();
+                self.message.extend([0; 8]);
+                serialize(&mut self.streams, target, &batch, &mut self.message)?;
+                let length = self.message.len() as u64 - 8;
+                self.message[..8].copy_from_slice(&length.to_le_bytes());
+                Ok((&**stream).write_all(&self.message)?)
             }
         }
-        Ok(())
-    }
-}
-
-impl Sender for Plain {
-    fn partition(&mut self, partition: &Partition) -> Result<()> {
-        self.gather.partition(partition)
     }
 
-    fn send(&mut self, batch: RecordBatch) -> Result<()> {
-        let parts = self.gather.add(batch)?;
-        self.parts(parts)
-    }
-
-    fn finish(mut self: Box<Self>) -> Result<()> {
-        let parts = self.gather.rest()?;
-        self.parts(parts)?;
-        for target in &self.targets {
-            match target {
-                Target::Here(inbox) => inbox.send(Item::End).ok().context("nobody reads")?,
-                Target::There(stream, _) => write_numbers(stream, &[0])?,
-            }
-        }
-        Ok(())
+    fn finish(&mut self) -> Result<()> {
+        self.targets.iter().try_for_each(|target| match target {
+            Target::Here(inbox) => inbox.send(Item::End).ok().context("nobody reads"),
+            Target::There(stream) => Ok(write_numbers(stream, &[0])?),
+        })
     }
 }
 
 struct Arriving {
     outlet: Arc<std::sync::Mutex<Inbox<Item>>>,
-    schema: SchemaRef,
-    streams: HashMap<u32, In>,
-    ready: Vec<RecordBatch>,
+    streams: Ins,
+    ready: VecDeque<RecordBatch>,
     open: usize,
 }
 
 impl Arriving {
     fn advance(&mut self) -> Result<Option<RecordBatch>> {
         loop {
-            if let Some(batch) = self.ready.pop() {
+            if let Some(batch) = self.ready.pop_front() {
                 return Ok(Some(batch));
             }
             if self.open == 0 {
@@ -242,9 +214,7 @@ impl Arriving {
                 Item::End => self.open -= 1,
                 Item::Failed(why) => bail!(why),
                 Item::Message(source, message) => {
-                    let stream = self.streams.entry(source).or_insert_with(|| In::new(self.schema.clone()));
-                    self.ready = stream.frame(&Buffer::from(message))?;
-                    self.ready.reverse();
+                    self.ready.extend(self.streams.frame(WorkerId(source), &Buffer::from(message))?);
                 }
             }
         }

@@ -12,12 +12,12 @@ use anyhow::{Result, anyhow};
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
 use arrow_schema::SchemaRef;
-use thallus_api::{Status, Thallus};
-use thallus_shuffle::stream::{In, Out};
-use thallus_shuffle::{Cluster, NodeId, Partition, WorkerId};
+use thallus_api::Status;
+use thallus_shuffle::stream::{In, Outs};
+use thallus_shuffle::{Cluster, Gather, NodeId, WorkerId};
 
-use super::{Gather, read_message, read_u64, serialize, write_numbers};
-use crate::design::{Process, Receiver, Sender};
+use super::{Plain, Target, carried, read_message, read_u64, serialize, write_numbers};
+use crate::design::{Halves, Process};
 
 /// Shuffle, source, target.
 type Name = (u64, u32, u32);
@@ -124,14 +124,19 @@ fn serve(stream: &TcpStream, store: &Store) {
 }
 
 impl Process for Blocks {
-    fn shuffle(&mut self, id: u64, schema: &SchemaRef) -> Result<Vec<(Box<dyn Sender>, Receiver)>> {
+    fn shuffle(&mut self, id: u64, schema: &SchemaRef) -> Result<Vec<Halves>> {
         let workers = u32::try_from(self.cluster.workers())?;
-        let halves = self.cluster.workers_of(self.me).map(|worker| -> (Box<dyn Sender>, Receiver) {
-            let here = (0..workers).map(|target| self.cluster.node_of(WorkerId(target)) == self.me);
-            let targets = here.map(|here| Target { here, out: None, rows: Rows::default() }).collect();
+        let halves = self.cluster.workers_of(self.me).map(|worker| -> Halves {
+            let target = Making {
+                cluster: self.cluster.clone(),
+                me: self.me,
+                store: self.store.clone(),
+                shuffle: id,
+                worker,
+                blocks: (0..workers).map(|_| Rows::default()).collect(),
+                streams: Outs::new(schema.clone()),
+            };
             let gather = Gather::new(schema.clone(), workers as usize, self.batch_rows);
-            let store = self.store.clone();
-            let sender = Plain { schema: schema.clone(), gather, store, shuffle: id, worker, targets };
             let fetching = Fetching {
                 cluster: self.cluster.clone(),
                 me: self.me,
@@ -143,17 +148,15 @@ impl Process for Blocks {
                 sources: (0..workers).map(|n| (worker + n) % workers).collect(),
                 ready: VecDeque::new(),
             };
-            (Box::new(sender), Box::new(fetching))
+            (Box::new(Plain { gather, target }), Box::new(fetching))
         });
         Ok(halves.collect())
     }
 
     fn carried(&self) -> Vec<Status> {
-        let Some(thallus) = Thallus::find() else { return Vec::new() };
         let accepted = self.accepted.lock().expect("nobody panics with it");
-        let accepted = accepted.iter().map(|(stream, _)| stream.clone()).collect::<Vec<_>>();
         let asking = self.asking.lock().expect("nobody panics with it");
-        asking.values().cloned().chain(accepted).filter_map(|stream| thallus.status(&*stream).ok()).collect()
+        carried(asking.values().chain(accepted.iter().map(|(stream, _)| stream)).map(|stream| &**stream))
     }
 
     fn connections(&self) -> usize {
@@ -174,54 +177,31 @@ impl Process for Blocks {
     }
 }
 
-struct Target {
-    here: bool,
-    out: Option<Out>,
-    rows: Rows,
-}
-
-struct Plain {
-    schema: SchemaRef,
-    gather: Gather,
+/// Blocks in the making.
+struct Making {
+    cluster: Cluster,
+    me: NodeId,
     store: Arc<Store>,
     shuffle: u64,
     worker: u32,
-    targets: Vec<Target>,
+    /// By worker.
+    blocks: Vec<Rows>,
+    streams: Outs,
 }
 
-impl Plain {
-    fn parts(&mut self, parts: Vec<(usize, RecordBatch)>) -> Result<()> {
-        for (target, part) in parts {
-            let target = &mut self.targets[target];
-            if target.here {
-                target.rows.batches.push(part);
-                continue;
-            }
-            let out = match &mut target.out {
-                Some(out) => out,
-                none => none.insert(Out::new(&self.schema)?),
-            };
-            serialize(out, &part, &mut target.rows.serialized)?;
+impl Target for Making {
+    fn deliver(&mut self, target: WorkerId, batch: RecordBatch) -> Result<()> {
+        let block = &mut self.blocks[target.0 as usize];
+        if self.cluster.node_of(target) == self.me {
+            block.batches.push(batch);
+            return Ok(());
         }
-        Ok(())
-    }
-}
-
-impl Sender for Plain {
-    fn partition(&mut self, partition: &Partition) -> Result<()> {
-        self.gather.partition(partition)
+        serialize(&mut self.streams, target, &batch, &mut block.serialized)
     }
 
-    fn send(&mut self, batch: RecordBatch) -> Result<()> {
-        let parts = self.gather.add(batch)?;
-        self.parts(parts)
-    }
-
-    fn finish(mut self: Box<Self>) -> Result<()> {
-        let parts = self.gather.rest()?;
-        self.parts(parts)?;
-        let targets = (0..).zip(std::mem::take(&mut self.targets));
-        self.store.put(targets.map(|(target, of)| ((self.shuffle, self.worker, target), of.rows)));
+    fn finish(&mut self) -> Result<()> {
+        let blocks = (0..).zip(std::mem::take(&mut self.blocks));
+        self.store.put(blocks.map(|(target, rows)| ((self.shuffle, self.worker, target), rows)));
         Ok(())
     }
 }

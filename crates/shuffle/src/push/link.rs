@@ -24,7 +24,7 @@ use thallus_columnar::Message;
 
 use super::exchange::Exchange;
 use super::wire::{HEAD, Head, Kind, LARGEST};
-use crate::{Error, NodeId, Result, WorkerId};
+use crate::{Error, NodeId, Result, WorkerId, wire};
 
 /// Areas and bytes of one write. writev(2) takes 1,024 areas.
 const AREAS: usize = 512;
@@ -68,7 +68,7 @@ impl Frame {
     }
 
     pub(super) fn gave_up(shuffle: u64, source: WorkerId, why: &str) -> Self {
-        let text = why.as_bytes()[..why.floor_char_boundary(4096)].to_vec();
+        let text = wire::text(why);
         let head = Head { length: text.len(), ..Head::new(Kind::GaveUp, shuffle, source) };
         Self { head, messages: Vec::new(), text }
     }

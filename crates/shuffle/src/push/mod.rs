@@ -26,7 +26,7 @@ mod meet;
 mod node;
 mod wire;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -36,7 +36,8 @@ use arrow_schema::SchemaRef;
 pub use halves::{Receiver, Sender};
 pub use link::LinkStatus;
 
-use crate::{Cluster, Error, NodeId, PoolStatus, Result, WorkerId};
+use crate::stream::Out;
+use crate::{Cluster, Error, NodeId, PoolStatus, Result, Seat, WorkerId};
 use link::Frame;
 use node::Shared;
 use wire::{Head, Kind};
@@ -70,42 +71,6 @@ impl Default for Config {
     }
 }
 
-/// A process that listens, and has not met the others.
-#[derive(Debug)]
-pub struct Seat(TcpListener);
-
-impl Seat {
-    /// # Errors
-    ///
-    /// Those of bind(2).
-    pub fn bind(address: SocketAddr) -> Result<Self> {
-        TcpListener::bind(address).map(Self).map_err(Error::io("listen"))
-    }
-
-    /// # Errors
-    ///
-    /// Those of getsockname(2).
-    pub fn address(&self) -> Result<SocketAddr> {
-        self.0.local_addr().map_err(Error::io("listen"))
-    }
-
-    /// Meets all others of the cluster, in which this is process `me`: connects to those with higher numbers, and waits for
-    /// the rest.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Join`] if somebody has not come in time; settings that make no sense.
-    pub fn join(self, cluster: Cluster, me: NodeId, config: Config) -> Result<Node> {
-        if me.index() >= cluster.nodes() {
-            return Err(Error::Cluster(format!("{me} of {}", cluster.nodes())));
-        }
-        if config.window == 0 || i64::try_from(config.window).is_err() || config.batch_rows == 0 {
-            return Err(Error::Cluster("a window or batches of nothing".into()));
-        }
-        meet::meet(self.0, cluster, me, config)
-    }
-}
-
 /// This process, as part of a cluster. Dropped without [`Node::leave`], it is gone for the others at once.
 #[derive(Debug)]
 pub struct Node {
@@ -117,6 +82,20 @@ pub struct Node {
 }
 
 impl Node {
+    /// Meets all others of the cluster, in which this is process `me`: connects to those with higher numbers, and waits for
+    /// the rest.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Join`] if somebody has not come in time; settings that make no sense.
+    pub fn join(seat: Seat, cluster: Cluster, me: NodeId, config: Config) -> Result<Self> {
+        let listener = seat.of(&cluster, me)?;
+        if config.window == 0 || i64::try_from(config.window).is_err() || config.batch_rows == 0 {
+            return Err(Error::Cluster("a window or batches of nothing".into()));
+        }
+        meet::meet(listener, cluster, me, config)
+    }
+
     /// The halves of shuffle `id` of each worker of this process. Every process has to take part in it, with the same schema.
     /// A number is used once.
     ///
@@ -124,14 +103,10 @@ impl Node {
     ///
     /// A number that has been used; types that can't be sent. That another process is gone is told by the halves.
     pub fn shuffle(&self, id: u64, schema: &SchemaRef) -> Result<Vec<(Sender, Receiver)>> {
-        thallus_columnar::Encoder::new(schema, thallus_columnar::EncodeOptions::default())?;
+        Out::new(schema)?;
         let exchange = self.shared.open(id)?;
-        let halves = self.shared.cluster.workers_of(self.shared.me).map(|worker| {
-            let worker = WorkerId(worker);
-            let sender = Sender::new(self.shared.clone(), exchange.clone(), worker, schema.clone());
-            (sender, Receiver::new(self.shared.clone(), exchange.clone(), worker, schema.clone()))
-        });
-        Ok(halves.collect())
+        let mine = self.shared.cluster.workers_of(self.shared.me).map(WorkerId);
+        Ok(mine.map(|worker| halves::of(&self.shared, &exchange, worker, schema)).collect())
     }
 
     pub fn cluster(&self) -> &Cluster {

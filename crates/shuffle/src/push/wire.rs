@@ -12,6 +12,7 @@
 //!  40  0…               24 bytes
 //! ```
 
+use crate::wire::{u32_at, u64_at};
 use crate::{Cluster, Error, NodeId, Result, WorkerId};
 
 pub(super) const HELLO: usize = 64;
@@ -140,14 +141,6 @@ impl Head {
 
 fn count(of: usize) -> u32 {
     u32::try_from(of).expect("bounded where it was made")
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
 #[cfg(test)]

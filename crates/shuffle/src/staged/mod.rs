@@ -21,21 +21,20 @@ mod server;
 mod store;
 mod wire;
 
-use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use arrow_schema::SchemaRef;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 pub use client::ClientStatus;
 pub use halves::{Receiver, Sender};
 pub use server::ServerStatus;
 
-use crate::{Cluster, Error, NodeId, PoolStatus, Result, WorkerId};
+use crate::stream::Out;
+use crate::{Cluster, Error, NodeId, PoolStatus, Result, Seat, WorkerId};
 use client::Client;
+use halves::Part;
 use server::Server;
 
 /// Sizes, numbers and times.
@@ -88,68 +87,6 @@ impl Default for Config {
     }
 }
 
-/// A process that listens, and does not know the others yet.
-#[derive(Debug)]
-pub struct Seat(TcpListener);
-
-impl Seat {
-    /// # Errors
-    ///
-    /// Those of bind(2).
-    pub fn bind(address: SocketAddr) -> Result<Self> {
-        TcpListener::bind(address).map(Self).map_err(Error::io("listen"))
-    }
-
-    /// # Errors
-    ///
-    /// Those of getsockname(2).
-    pub fn address(&self) -> Result<SocketAddr> {
-        self.0.local_addr().map_err(Error::io("listen"))
-    }
-
-    /// Serves blocks, as process `me` of the cluster. Nobody is waited for.
-    ///
-    /// # Errors
-    ///
-    /// Settings that make no sense; what the system refuses.
-    pub fn join(self, cluster: Cluster, me: NodeId, config: Config) -> Result<Node> {
-        if me.index() >= cluster.nodes() {
-            return Err(Error::Cluster(format!("{me} of {}", cluster.nodes())));
-        }
-        let numbers =
-            [config.fetch, config.ahead, config.handlers, config.responders, config.queue, config.batch_rows];
-        if numbers.contains(&0) || !(1..=1 << 30).contains(&config.chunk) {
-            return Err(Error::Cluster("a size or a number of nothing, or too large".into()));
-        }
-        let server = Arc::new(self.server(&cluster, config)?);
-        let mut node = Node {
-            cluster: cluster.clone(),
-            me,
-            config,
-            client: Client::new(cluster, config),
-            server,
-            threads: Vec::new(),
-        };
-        let listener = self.0;
-        node.start("listener", move |server| server.listen(&listener))?;
-        node.start("receiver", Server::receive)?;
-        (0..config.handlers).try_for_each(|_| node.start("handler", Server::handle))?;
-        (0..config.responders).try_for_each(|_| node.start("responder", Server::respond))?;
-        Ok(node)
-    }
-
-    fn server(&self, cluster: &Cluster, config: Config) -> Result<Server> {
-        let make = || {
-            self.0.set_nonblocking(true)?;
-            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-            let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-            epoll.add(&stop, EpollEvent::new(EpollFlags::EPOLLIN, server::STOP))?;
-            Ok(Server::new(cluster.clone(), config, epoll, stop))
-        };
-        make().map_err(Error::io("server"))
-    }
-}
-
 /// This process, as part of a cluster. Dropped without [`Node::leave`], its blocks are gone at once.
 #[derive(Debug)]
 pub struct Node {
@@ -162,6 +99,29 @@ pub struct Node {
 }
 
 impl Node {
+    /// Serves blocks, as process `me` of the cluster. Nobody is waited for.
+    ///
+    /// # Errors
+    ///
+    /// Settings that make no sense; what the system refuses.
+    pub fn join(seat: Seat, cluster: Cluster, me: NodeId, config: Config) -> Result<Self> {
+        let listener = seat.of(&cluster, me)?;
+        let numbers =
+            [config.fetch, config.ahead, config.handlers, config.responders, config.queue, config.batch_rows];
+        if numbers.contains(&0) || !(1..=1 << 30).contains(&config.chunk) {
+            return Err(Error::Cluster("a size or a number of nothing, or too large".into()));
+        }
+        listener.set_nonblocking(true).map_err(Error::io("listen"))?;
+        let server = Arc::new(Server::new(cluster.clone(), config).map_err(Error::io("server"))?);
+        let client = Client::new(cluster.clone(), config);
+        let mut node = Self { cluster, me, config, client, server, threads: Vec::new() };
+        node.start("listener", move |server| server.listen(&listener))?;
+        node.start("receiver", Server::receive)?;
+        (0..config.handlers).try_for_each(|_| node.start("handler", Server::handle))?;
+        (0..config.responders).try_for_each(|_| node.start("responder", Server::respond))?;
+        Ok(node)
+    }
+
     /// The halves of shuffle `id` of each worker of this process. Every process has to take part in it, with the same schema.
     /// A number is used once.
     ///
@@ -169,22 +129,19 @@ impl Node {
     ///
     /// A number that has been used; types that can't be sent.
     pub fn shuffle(&self, id: u64, schema: &SchemaRef) -> Result<Vec<(Sender, Receiver)>> {
-        thallus_columnar::Encoder::new(schema, thallus_columnar::EncodeOptions::default())?;
-        let mine = self.cluster.workers_of(self.me);
+        Out::new(schema)?;
+        let mine = self.cluster.workers_of(self.me).map(WorkerId);
         self.server.store.open(id, mine.len(), self.cluster.workers())?;
-        let halves = mine.map(|worker| {
-            let part = halves::Part {
-                cluster: self.cluster.clone(),
-                me: self.me,
-                config: self.config,
-                server: self.server.clone(),
-                shuffle: id,
-                worker: WorkerId(worker),
-                schema: schema.clone(),
-            };
-            (Sender::new(part.clone()), Receiver::new(part, self.client.clone()))
-        });
-        Ok(halves.collect())
+        let part = |worker| Part {
+            cluster: self.cluster.clone(),
+            me: self.me,
+            config: self.config,
+            server: self.server.clone(),
+            shuffle: id,
+            worker,
+            schema: schema.clone(),
+        };
+        Ok(mine.map(|worker| part(worker).halves(self.client.clone())).collect())
     }
 
     pub fn id(&self) -> NodeId {

@@ -19,18 +19,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::eventfd::EventFd;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use thallus_columnar::Message;
 
 use super::Config;
 use super::queue::Queue;
 use super::store::{Block, Name, Store, Then};
 use super::wire::{HEAD, Head, REQUEST, Request};
-use crate::{Cluster, Error, Result};
+use crate::{Cluster, Error, Result, wire};
 
 /// The eventfd among the connections' numbers.
-pub(super) const STOP: u64 = u64::MAX;
+const STOP: u64 = u64::MAX;
 
 /// Bytes that a responder sends on one connection before others have their turn.
 const TURN: usize = 2 << 20;
@@ -97,8 +97,8 @@ pub(super) struct Server {
     cluster: Cluster,
     config: Config,
     pub(super) store: Store<Asked>,
-    pub(super) epoll: Epoll,
-    pub(super) stop: EventFd,
+    epoll: Epoll,
+    stop: EventFd,
     connections: Mutex<HashMap<u64, Arc<Connection>>>,
     /// A connection is gone.
     fewer: Condvar,
@@ -109,8 +109,11 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(cluster: Cluster, config: Config, epoll: Epoll, stop: EventFd) -> Self {
-        Self {
+    pub(super) fn new(cluster: Cluster, config: Config) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        epoll.add(&stop, EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
+        Ok(Self {
             cluster,
             config,
             store: Store::new(),
@@ -122,7 +125,7 @@ impl Server {
             requests: Queue::new(config.queue),
             responses: Queue::new(config.queue),
             counters: Counters::default(),
-        }
+        })
     }
 
     pub(super) fn status(&self) -> ServerStatus {
@@ -410,8 +413,7 @@ impl Answer {
     }
 
     fn failed(request: &Request, error: &Error) -> Self {
-        let text = error.to_string();
-        let text = text.as_bytes()[..text.floor_char_boundary(4096)].to_vec();
+        let text = wire::text(&error.to_string());
         let bytes = text.len() as u64;
         let (request_id, chunk) = (request.id, bytes.max(1));
         let head = Head {

@@ -14,6 +14,7 @@
 //!                                       56  chunk size u64
 //! ```
 
+use crate::wire::{u32_at, u64_at};
 use crate::{Cluster, WorkerId};
 
 pub(super) const REQUEST: usize = 64;
@@ -119,14 +120,6 @@ impl Head {
     pub(super) fn begin(&self) -> usize {
         usize::try_from(u64::from(self.sequence) * self.chunk).expect("inside of an answer")
     }
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
 #[cfg(test)]

@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use thallus_shuffle::push::{Config, Node, Seat};
-use thallus_shuffle::{Cluster, NodeId};
+use thallus_shuffle::{Cluster, NodeId, Result, Seat, push, staged};
 
 pub(crate) fn schema() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]))
@@ -36,25 +35,85 @@ pub(crate) fn sum(batches: impl IntoIterator<Item = RecordBatch>) -> (usize, i64
     })
 }
 
-pub(crate) fn cluster(seats: &[Seat], workers: &[usize]) -> Cluster {
-    let processes: Vec<(SocketAddr, usize)> =
-        seats.iter().zip(workers).map(|(seat, workers)| (seat.address().unwrap(), *workers)).collect();
-    Cluster::new(42, &processes).unwrap()
+/// What tests want of both designs.
+pub(crate) trait Process: Send + Sized + 'static {
+    type Config: Copy + Send + 'static;
+    type Sender: Send;
+    type Receiver: Iterator<Item = Result<RecordBatch>> + Send;
+
+    fn join(seat: Seat, cluster: Cluster, me: NodeId, config: Self::Config) -> Result<Self>;
+    fn shuffle(&self, id: u64, schema: &SchemaRef) -> Result<Vec<(Self::Sender, Self::Receiver)>>;
+    fn leave(self) -> bool;
 }
 
-/// One process for each number of workers.
-pub(crate) fn nodes(workers: &[usize], config: Config) -> Vec<Node> {
-    let seats: Vec<Seat> = workers.iter().map(|_| Seat::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
-    let cluster = cluster(&seats, workers);
+macro_rules! process {
+    ($design:ident) => {
+        impl Process for $design::Node {
+            type Config = $design::Config;
+            type Sender = $design::Sender;
+            type Receiver = $design::Receiver;
+
+            fn join(seat: Seat, cluster: Cluster, me: NodeId, config: $design::Config) -> Result<Self> {
+                Self::join(seat, cluster, me, config)
+            }
+
+            fn shuffle(&self, id: u64, schema: &SchemaRef) -> Result<Vec<(Self::Sender, Self::Receiver)>> {
+                self.shuffle(id, schema)
+            }
+
+            fn leave(self) -> bool {
+                self.leave()
+            }
+        }
+    };
+}
+
+process!(push);
+process!(staged);
+
+/// Seats of one process for each number of workers.
+pub(crate) fn seats(workers: &[usize]) -> (Vec<Seat>, Cluster) {
+    let seats: Vec<_> = workers.iter().map(|_| Seat::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
+    let processes: Vec<(SocketAddr, usize)> =
+        seats.iter().zip(workers).map(|(seat, workers)| (seat.address().unwrap(), *workers)).collect();
+    (seats, Cluster::new(42, &processes).unwrap())
+}
+
+/// Lets all join.
+pub(crate) fn join<P: Process>(seats: Vec<Seat>, cluster: &Cluster, config: P::Config) -> Vec<P> {
     let joining: Vec<_> = (0..)
         .map(NodeId)
         .zip(seats)
         .map(|(me, seat)| {
             let cluster = cluster.clone();
-            thread::spawn(move || seat.join(cluster, me, config).unwrap())
+            thread::spawn(move || P::join(seat, cluster, me, config).unwrap())
         })
         .collect();
     joining.into_iter().map(|joining| joining.join().unwrap()).collect()
+}
+
+/// One process for each number of workers.
+pub(crate) fn nodes<P: Process>(workers: &[usize], config: P::Config) -> Vec<P> {
+    let (seats, cluster) = seats(workers);
+    join(seats, &cluster, config)
+}
+
+/// Halves of one shuffle of all workers.
+pub(crate) fn halves<P: Process>(nodes: &[P], id: u64) -> Vec<(P::Sender, P::Receiver)> {
+    nodes.iter().flat_map(|node| node.shuffle(id, &schema()).unwrap()).collect()
+}
+
+/// The first error of each reader.
+pub(crate) fn errors(
+    receivers: impl IntoIterator<Item: Iterator<Item = Result<RecordBatch>>>,
+) -> Vec<String> {
+    let first = |mut receiver: _| Iterator::find_map(&mut receiver, Result::err).unwrap().to_string();
+    receivers.into_iter().map(first).collect()
+}
+
+pub(crate) fn leave<P: Process>(nodes: Vec<P>) {
+    let leaving: Vec<_> = nodes.into_iter().map(|node| thread::spawn(move || node.leave())).collect();
+    assert!(leaving.into_iter().all(|leaving| leaving.join().unwrap()), "all leave in order");
 }
 
 /// What `test` gives. A test that hangs fails, instead of the whole run.
@@ -68,9 +127,4 @@ pub(crate) fn within<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'stati
             std::panic::resume_unwind(running.join().unwrap_err());
         }
     }
-}
-
-pub(crate) fn leave(nodes: Vec<Node>) {
-    let leaving: Vec<_> = nodes.into_iter().map(|node| thread::spawn(move || node.leave())).collect();
-    assert!(leaving.into_iter().all(|leaving| leaving.join().unwrap()), "all leave in order");
 }
