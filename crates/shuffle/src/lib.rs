@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod deadline;
 mod error;
 mod gather;
 mod pool;

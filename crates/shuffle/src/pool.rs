@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow_buffer::{Buffer, MutableBuffer};
 
 /// Nothing smaller is allocated.
-const SMALLEST: usize = 4 << 10;
+const SMALLEST: usize = 64;
 
 /// Areas that are looked at before a new one is made.
 const LOOKS: usize = 8;
@@ -139,6 +139,14 @@ mod tests {
         drop(many);
         assert_eq!(fill(&pool, 1 << 20).len(), 1 << 20);
         assert_eq!(pool.status().kept_bytes, 8_192);
+    }
+
+    #[test]
+    fn what_is_small_takes_little() {
+        let pool = Pool::new(1 << 20);
+        let many: Vec<Buffer> = (0..1_000).map(|_| fill(&pool, 64)).collect();
+        assert_eq!(pool.status().kept_bytes, 64_000);
+        drop(many);
     }
 
     #[test]

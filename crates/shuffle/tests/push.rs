@@ -419,3 +419,36 @@ fn received_rows_may_be_kept_as_long_as_one_likes() {
         drop(kept);
     });
 }
+
+#[test]
+fn a_number_is_not_used_again_and_trying_to_does_no_harm() {
+    within(|| {
+        let nodes = nodes(&[1, 1], SMALL);
+        let (senders, receivers): (Vec<_>, Vec<_>) = halves(&nodes, 1).into_iter().unzip();
+        senders.into_iter().for_each(|sender| sender.finish().unwrap());
+        assert!(matches!(nodes[0].shuffle(1, &schema()), Err(Error::Taken(_))), "one that is going on");
+        assert_eq!(sum(receivers.into_iter().flatten().map(Result::unwrap)), (0, 0));
+        assert!(matches!(nodes[0].shuffle(1, &schema()), Err(Error::Taken(_))), "one that is over");
+        leave(nodes);
+    });
+}
+
+#[test]
+fn a_reader_that_has_failed_lets_the_others_go_on_while_it_is_kept() {
+    within(|| {
+        let nodes = nodes(&[1, 2], SMALL);
+        let other = Arc::new(Schema::new(vec![Field::new("m", DataType::Int64, false)]));
+        let (mut sender, own) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
+        let mut others = nodes[1].shuffle(1, &other).unwrap().into_iter();
+        let ((_one, mut failed), (_two, _)) = (others.next().unwrap(), others.next().unwrap());
+        sender.send_to(WorkerId(1), batch(0..100)).unwrap();
+        assert!(matches!(failed.next(), Some(Err(Error::Schema))));
+        (0..100).for_each(|_| sender.send_to(WorkerId(1), batch(0..100)).unwrap());
+        drop((sender, own, failed));
+    });
+}
+
+#[test]
+fn any_patience_will_do() {
+    within(|| leave(nodes(&[1, 1], Config { patience: Duration::MAX, ..SMALL })));
+}

@@ -60,9 +60,12 @@ impl Exchange {
     /// False if it has been opened before.
     pub(super) fn open(&self) -> bool {
         let mut state = self.lock();
+        if std::mem::replace(&mut state.opened, true) {
+            return false;
+        }
         state.senders = self.inboxes.len();
         state.receivers = self.inboxes.len();
-        !std::mem::replace(&mut state.opened, true)
+        true
     }
 
     pub(super) fn inbox(&self, worker: WorkerId) -> Option<&Inbox> {
@@ -122,7 +125,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// False if it had failed before.
+    /// False if it had failed before. What nobody will read is owed to those who have sent it: they may have to go on.
     pub(super) fn fail(&self, error: &Error) -> bool {
         let mut state = self.lock();
         if state.failed.is_some() {
@@ -130,7 +133,11 @@ impl Exchange {
         }
         state.failed = Some(error.clone());
         drop(state);
-        self.inboxes.iter().for_each(|inbox| inbox.fail(error));
+        for item in self.inboxes.iter().flat_map(|inbox| inbox.fail(error)) {
+            if let Item::Frame { node, memory, .. } = item {
+                self.owed[node.index()].fetch_add(memory.len() as u64, Ordering::Relaxed);
+            }
+        }
         true
     }
 

@@ -94,16 +94,14 @@ impl Inbox {
         self.wake_reader(&mut queue);
     }
 
-    /// The first error counts. What has not been read is dropped.
-    pub(super) fn fail(&self, error: &Error) {
+    /// The first error counts. Returns what has not been read.
+    pub(super) fn fail(&self, error: &Error) -> VecDeque<Item> {
         let mut queue = self.lock();
-        if queue.failed.is_none() {
-            queue.failed = Some(error.clone());
-            queue.items.clear();
-            queue.bytes = 0;
-        }
+        queue.failed.get_or_insert_with(|| error.clone());
+        queue.bytes = 0;
         self.wake_reader(&mut queue);
         self.room.notify_all();
+        std::mem::take(&mut queue.items)
     }
 
     /// Nobody will read any more. Returns what is there.

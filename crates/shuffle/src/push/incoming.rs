@@ -41,13 +41,18 @@ impl Incoming {
         shared.links[self.node.index()].as_ref().expect("another process")
     }
 
+    /// Whether a frame's head is complete, and the frame not begun.
+    pub(super) fn has_head(&self) -> bool {
+        self.body.is_none() && self.have == HEAD
+    }
+
     /// One read: of what is missing of a frame, and of the next one's head.
     ///
     /// # Errors
     ///
     /// The end of the stream, or of what can be understood.
     pub(super) fn progress(&mut self, shared: &Shared) -> Result<Progress> {
-        if self.body.is_none() && self.have == HEAD {
+        if self.has_head() {
             return self.begin(shared);
         }
         let mut socket = &self.link(shared).stream;

@@ -215,6 +215,24 @@ impl Link {
         }
     }
 
+    /// Tells the peer that so many bytes of a shuffle's window are free again. What has not been told yet is told together, so that
+    /// a peer that sends and does not read leaves no more than one notification for each shuffle here.
+    pub(super) fn free(&self, shuffle: u64, bytes: u64) {
+        let mut outgoing = self.lock();
+        if outgoing.end.is_some() {
+            return;
+        }
+        let mut heads = outgoing.notifications.iter_mut().map(|frame| &mut frame.head);
+        match heads.find(|head| head.kind == Kind::Credit && head.shuffle == shuffle) {
+            Some(head) => head.value = head.value.saturating_add(bytes),
+            None => {
+                let head = Head { value: bytes, ..Head::new(Kind::Credit, shuffle, WorkerId(0)) };
+                outgoing.notifications.push_back(Frame::of(head));
+            }
+        }
+        self.flush(outgoing);
+    }
+
     /// The peer has read so many bytes. False if it never got as many.
     pub(super) fn credit(&self, shuffle: u64, bytes: u64) -> bool {
         let mut outgoing = self.lock();
@@ -247,14 +265,10 @@ impl Link {
         self.wake(&outgoing);
     }
 
-    /// A shuffle has failed. Frames that have not been begun are dropped, and who waits for room is woken.
-    pub(super) fn fail_lane(&self, shuffle: u64) {
-        let mut outgoing = self.lock();
-        if let Some(lane) = outgoing.lanes.get_mut(&shuffle) {
-            let dropped: usize = lane.frames.drain(..).map(|frame| frame.cost()).sum();
-            lane.bytes -= dropped;
-        }
-        self.wake(&outgoing);
+    /// A shuffle has failed: who waits for room is woken. Frames stay, since the peer may need those of workers that have ended, and
+    /// takes what it does not need.
+    pub(super) fn fail_lane(&self) {
+        self.wake(&self.lock());
     }
 
     /// Nothing can be sent any more. The first error counts.
@@ -489,5 +503,41 @@ impl Writer {
             out += 1;
         }
         Ok(self.frames.drain(..out).map(|(frame, _)| frame).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use nix::sys::epoll::EpollCreateFlags;
+
+    use super::*;
+
+    /// A link to somebody who does not read.
+    fn link() -> (Link, TcpStream) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
+        let link = Link::new(NodeId(1), stream, 1 << 20, 1 << 20, epoll);
+        link.epoll.add(&link.stream, link.event(false)).unwrap();
+        (link, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn credit_that_nobody_reads_is_kept_in_one_piece() {
+        let (link, _deaf) = link();
+        while link.status().full_socket == 0 {
+            link.free(1, 64);
+        }
+        (0..1_000).for_each(|_| link.free(1, 64));
+        (0..1_000).for_each(|_| link.free(2, 1));
+        let outgoing = link.lock();
+        let waiting: Vec<_> = outgoing.notifications.iter().map(|frame| frame.head).collect();
+        assert_eq!(
+            waiting.iter().map(|head| (head.shuffle, head.value)).collect::<Vec<_>>(),
+            [(1, 64_000), (2, 1_000)]
+        );
     }
 }

@@ -19,7 +19,7 @@ use super::link::Link;
 use super::node::{STOP, Shared};
 use super::wire::{HELLO, Hello};
 use super::{Config, Node};
-use crate::{Cluster, Error, NodeId, Result};
+use crate::{Cluster, Error, NodeId, Result, deadline};
 
 /// For one that connects and says nothing.
 const GREETING: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ const GREETING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) fn meet(listener: TcpListener, cluster: Cluster, me: NodeId, config: Config) -> Result<Node> {
-    let deadline = Instant::now() + config.patience;
+    let deadline = deadline::after(config.patience);
     let hello = Hello { node: me, window: config.window as u64 }.to_bytes(&cluster);
     let mut met: Vec<Option<(TcpStream, u64)>> = (0..cluster.nodes()).map(|_| None).collect();
 
@@ -40,19 +40,18 @@ pub(super) fn meet(listener: TcpListener, cluster: Cluster, me: NodeId, config: 
     }
     while met[..me.index()].iter().any(Option::is_none) {
         let mut stream = accept(&listener, deadline)?;
-        let rest = deadline.saturating_duration_since(Instant::now());
+        let until = deadline.min(deadline::after(GREETING));
         // A stranger is sent away, and does not end the meeting.
-        let Ok(theirs) = read_hello(&mut stream, &cluster, rest.min(GREETING)) else { continue };
+        let Ok(theirs) = read_hello(&stream, &cluster, until) else { continue };
         let place = &mut met[theirs.node.index()];
         if theirs.node >= me || place.is_some() || stream.write_all(&hello).is_err() {
             continue;
         }
         *place = Some((stream, theirs.window));
     }
-    for (node, mut stream) in asked {
-        let rest = deadline.saturating_duration_since(Instant::now());
+    for (node, stream) in asked {
         let theirs =
-            read_hello(&mut stream, &cluster, rest).map_err(|why| Error::Join(format!("{node}: {why}")))?;
+            read_hello(&stream, &cluster, deadline).map_err(|why| Error::Join(format!("{node}: {why}")))?;
         if theirs.node != node {
             return Err(Error::Cluster(format!("{} is at the address of {node}", theirs.node)));
         }
@@ -88,11 +87,26 @@ fn accept(listener: &TcpListener, deadline: Instant) -> Result<TcpStream> {
     }
 }
 
-fn read_hello(stream: &mut TcpStream, cluster: &Cluster, patience: Duration) -> Result<Hello> {
+fn read_hello(stream: &TcpStream, cluster: &Cluster, deadline: Instant) -> Result<Hello> {
     let mut bytes = [0; HELLO];
-    stream.set_read_timeout(Some(patience.max(Duration::from_millis(1)))).map_err(Error::io("greeting"))?;
-    stream.read_exact(&mut bytes).map_err(Error::io("greeting"))?;
+    read_until(stream, &mut bytes, deadline).map_err(Error::io("greeting"))?;
     Hello::from_bytes(&bytes, cluster)
+}
+
+/// Fills `bytes`, until `deadline` in all.
+fn read_until(mut stream: &TcpStream, bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
+    let mut have = 0;
+    while have < bytes.len() {
+        let rest = deadline.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
+        stream.set_read_timeout(Some(rest.max(Duration::from_millis(1))))?;
+        match stream.read(&mut bytes[have..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => have += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 fn begin(

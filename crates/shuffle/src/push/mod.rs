@@ -29,7 +29,7 @@ mod wire;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow_schema::SchemaRef;
 
@@ -37,13 +37,13 @@ pub use halves::{Receiver, Sender};
 pub use link::LinkStatus;
 
 use crate::stream::Out;
-use crate::{Cluster, Error, NodeId, PoolStatus, Result, Seat, WorkerId};
-use link::Frame;
+use crate::{Cluster, Error, NodeId, PoolStatus, Result, Seat, WorkerId, deadline};
+use link::{Frame, Link};
 use node::Shared;
 use wire::{Head, Kind};
 
-/// Reads from one process before the others have their turn.
-const FRAMES_IN_TURN: usize = 64;
+/// Reads, and heads understood, from one process before the others have their turn.
+const STEPS: usize = 64;
 
 /// That a process takes part in at a time.
 const SHUFFLES: usize = 4096;
@@ -133,27 +133,29 @@ impl Node {
         self.shared.pool.status()
     }
 
-    /// Waits until the shuffles that this process has opened are over, tells the others, and waits until they know. False if
-    /// that took longer than [`Config::patience`] twice, or a connection had failed.
+    /// Waits until the shuffles that this process has opened are over, tells the others, and waits until they have left or are gone.
+    /// False if one of both took longer than [`Config::patience`], or somebody broke the protocol.
     pub fn leave(mut self) -> bool {
-        let deadline = Instant::now() + self.shared.config.patience;
+        let deadline = deadline::after(self.shared.config.patience);
         let mut all = self.shared.wind_down(deadline);
         for link in self.shared.links() {
             all &= link.drained(deadline);
             link.notify(Frame::of(Head::new(Kind::Goodbye, 0, WorkerId(0))));
         }
         all &= self.shared.links().all(|link| link.drained(deadline));
-        self.stop();
-        all && self.shared.links().all(|link| !matches!(link.ended(), Some(Error::Protocol { .. })))
+        self.end_network();
+        let in_order = |link: &Link| !matches!(link.ended(), None | Some(Error::Protocol { .. }));
+        all &= self.shared.links().all(in_order);
+        self.shared.shut();
+        all
     }
 
-    fn stop(&mut self) {
+    fn end_network(&mut self) {
         if let Some(network) = self.network.take() {
             // Fails only if it had been written 2⁶⁴ times.
             let _ = self.shared.stop.write(1);
             network.join().expect("the network thread does not panic");
         }
-        self.shared.shut();
     }
 }
 
@@ -161,7 +163,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         if self.network.is_some() {
             self.shared.shut();
-            self.stop();
+            self.end_network();
         }
     }
 }

@@ -15,7 +15,7 @@ use super::inbox::Item;
 use super::incoming::{Incoming, Progress};
 use super::link::{Frame, Link};
 use super::wire::{Head, Kind};
-use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId};
+use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId, deadline};
 
 /// The eventfd among the processes' numbers.
 pub(super) const STOP: u64 = u64::MAX;
@@ -23,8 +23,8 @@ pub(super) const STOP: u64 = u64::MAX;
 #[derive(Debug, Default)]
 struct Shuffles {
     live: HashMap<u64, Arc<Exchange>>,
-    /// Those that failed: what still comes for them is dropped.
-    failed: HashSet<u64>,
+    /// Those that are over: what still comes for them is dropped.
+    over: HashSet<u64>,
     closed: bool,
 }
 
@@ -71,8 +71,8 @@ impl Shared {
             if shuffles.closed {
                 return Err(Error::Closed);
             }
-            if shuffles.failed.contains(&id) {
-                return Err(Error::Taken(format!("shuffle {id} has failed")));
+            if shuffles.over.contains(&id) {
+                return Err(Error::Taken(format!("shuffle {id}")));
             }
             shuffles.get(id, self)
         };
@@ -92,7 +92,8 @@ impl Shared {
     /// Tells everybody in this process that a shuffle has failed.
     pub(super) fn fail(&self, exchange: &Exchange, error: &Error) {
         if exchange.fail(error) {
-            self.links().for_each(|link| link.fail_lane(exchange.id));
+            self.links().for_each(Link::fail_lane);
+            self.settle(exchange);
         }
     }
 
@@ -123,9 +124,7 @@ impl Shared {
         if exchange.is_over() {
             let mut shuffles = self.lock();
             shuffles.live.remove(&exchange.id);
-            if exchange.failed().is_some() {
-                shuffles.failed.insert(exchange.id);
-            }
+            shuffles.over.insert(exchange.id);
             self.over.notify_all();
         }
     }
@@ -133,8 +132,7 @@ impl Shared {
     /// Tells a process what of its rows has been read.
     pub(super) fn credit(&self, exchange: &Exchange, node: NodeId, bytes: u64) {
         if bytes > 0 {
-            let head = Head { value: bytes, ..Head::new(Kind::Credit, exchange.id, WorkerId(0)) };
-            self.link(node).notify(Frame::of(head));
+            self.link(node).free(exchange.id, bytes);
         }
     }
 
@@ -191,7 +189,7 @@ impl Shared {
             for event in &events[..count] {
                 if event.data() == STOP {
                     let _ = self.stop.read(); // written once
-                    leaving = Some(Instant::now() + self.config.patience);
+                    leaving = Some(deadline::after(self.config.patience));
                     continue;
                 }
                 let node = event.data() as usize;
@@ -212,8 +210,15 @@ impl Shared {
 
     /// What a link has, up to a bound. An error if nothing more will come from it.
     fn receive(&self, incoming: &mut Incoming) -> Result<()> {
+        self.receive_some(incoming, super::STEPS)
+    }
+
+    fn receive_some(&self, incoming: &mut Incoming, steps: usize) -> Result<()> {
         let node = incoming.node();
-        for _ in 0..super::FRAMES_IN_TURN {
+        let mut step = 0;
+        // Of a head that has been read with the frame before it no event will tell.
+        while step < steps || incoming.has_head() {
+            step += 1;
             match incoming.progress(self)? {
                 Progress::Empty => break,
                 Progress::Some => {}
@@ -245,7 +250,11 @@ impl Shared {
         }
         let exchange = {
             let mut shuffles = self.lock();
-            if shuffles.failed.contains(&head.shuffle) {
+            if shuffles.over.contains(&head.shuffle) {
+                drop(shuffles);
+                if head.kind == Kind::Rows {
+                    self.link(node).free(head.shuffle, memory.len() as u64);
+                }
                 return Ok(());
             }
             if !shuffles.live.contains_key(&head.shuffle) && shuffles.live.len() >= super::SHUFFLES {
@@ -296,5 +305,39 @@ impl Shuffles {
     fn get(&mut self, id: u64, shared: &Shared) -> Arc<Exchange> {
         let new = || Arc::new(Exchange::new(id, &shared.cluster, shared.me, shared.config.outgoing));
         self.live.entry(id).or_insert_with(new).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use nix::sys::epoll::EpollCreateFlags;
+
+    use super::*;
+
+    /// The head of the last frame came with the one before it, so no event will tell of it.
+    #[test]
+    fn a_turn_does_not_end_before_a_head_that_has_been_read() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = listener.accept().unwrap().0;
+        stream.set_nonblocking(true).unwrap();
+        let cluster = Cluster::new(1, &[(([127, 0, 0, 1], 1).into(), 1); 2]).unwrap();
+        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
+        let link = Link::new(NodeId(1), stream, 1 << 20, 1 << 20, epoll.clone());
+        let stop = EventFd::new().unwrap();
+        let shared =
+            Shared::new(cluster.clone(), NodeId(0), Config::default(), vec![None, Some(link)], epoll, stop);
+        let exchange = shared.open(1).unwrap();
+
+        let rows = Head { length: 64, ..Head::new(Kind::Rows, 1, WorkerId(1)) };
+        let end = Head::new(Kind::End, 1, WorkerId(1));
+        peer.write_all(&[&rows.to_bytes()[..], &[0; 64], &end.to_bytes()].concat()).unwrap();
+        let mut incoming = Incoming::new(NodeId(1));
+        // The first head, what it means, and the body with the second head.
+        shared.receive_some(&mut incoming, 3).unwrap();
+        assert!(!exchange.needs(&cluster, NodeId(1)), "the end has been understood");
     }
 }

@@ -21,6 +21,9 @@ pub(super) const HEAD: usize = 32;
 /// What a decoder takes as one body, so also the most for a frame.
 pub(super) const LARGEST: usize = 2 << 30;
 
+/// Lengths of whole messages are multiples of this.
+const GRAIN: usize = 64;
+
 const MAGIC: [u8; 8] = *b"THALSHUF";
 const VERSION: u32 = 1;
 
@@ -125,7 +128,9 @@ impl Head {
             Kind::GaveUp => 64 << 10,
             Kind::End | Kind::Credit | Kind::Goodbye => 0,
         };
-        if length > most {
+        // Small ones would take much more memory than of the window.
+        let uneven = kind == Kind::Rows && (length == 0 || !length.is_multiple_of(GRAIN));
+        if length > most || uneven {
             return Err(format!("{kind:?} of {length} bytes"));
         }
         Ok(Self {
@@ -158,7 +163,7 @@ mod tests {
         let bytes = hello.to_bytes(&cluster(7, 2));
         assert_eq!(Hello::from_bytes(&bytes, &cluster(7, 2)).unwrap(), hello);
         for kind in [Kind::Rows, Kind::End, Kind::GaveUp, Kind::Credit, Kind::Goodbye] {
-            let length = if matches!(kind, Kind::Rows | Kind::GaveUp) { 77 } else { 0 };
+            let length = if matches!(kind, Kind::Rows | Kind::GaveUp) { 192 } else { 0 };
             let (source, target) = (WorkerId(3), WorkerId(4));
             let head = Head { kind, length, shuffle: 1 << 40, source, target, value: 1 << 50 };
             assert_eq!(Head::from_bytes(&head.to_bytes()), Ok(head));
@@ -186,7 +191,9 @@ mod tests {
             Head::from_bytes(&bytes)
         };
         assert!(head(1, 2 << 30).is_ok());
-        for (kind, length) in [(0, 0), (6, 0), (1, (2 << 30) + 1), (2, 1), (3, 65_537), (4, 1), (5, 1)] {
+        for (kind, length) in
+            [(0, 0), (6, 0), (1, 0), (1, 65), (1, (2 << 30) + 1), (2, 1), (3, 65_537), (4, 1), (5, 1)]
+        {
             assert!(head(kind, length).is_err(), "{kind}, {length}");
         }
     }

@@ -12,7 +12,7 @@ use arrow_buffer::{Buffer, MutableBuffer};
 
 use super::Config;
 use super::wire::{HEAD, Head, Request};
-use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId};
+use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId, deadline};
 
 /// Between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -218,7 +218,7 @@ impl Client {
 
     fn connect(&self, node: NodeId) -> Result<TcpStream> {
         let address = self.cluster.address(node);
-        let deadline = Instant::now() + self.config.patience;
+        let deadline = deadline::after(self.config.patience);
         loop {
             let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             let connected = TcpStream::connect_timeout(&address, rest).and_then(|stream| {

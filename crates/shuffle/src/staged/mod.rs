@@ -32,7 +32,7 @@ pub use halves::{Receiver, Sender};
 pub use server::ServerStatus;
 
 use crate::stream::Out;
-use crate::{Cluster, Error, NodeId, PoolStatus, Result, Seat, WorkerId};
+use crate::{Cluster, Error, NodeId, PoolStatus, Result, Seat, WorkerId, deadline};
 use client::Client;
 use halves::Part;
 use server::Server;
@@ -168,7 +168,7 @@ impl Node {
     /// Waits until the shuffles that this process has opened are over: its workers have what they need, and so has everybody
     /// who needs rows of theirs. False if that took longer than [`Config::patience`].
     pub fn leave(mut self) -> bool {
-        let deadline = Instant::now() + self.config.patience;
+        let deadline = deadline::after(self.config.patience);
         let mut all = self.server.store.close(deadline);
         self.client.shut();
         all &= self.server.see_off(deadline);

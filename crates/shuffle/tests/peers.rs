@@ -1,0 +1,165 @@
+//! Peers that lie, stall, or end at an awkward moment: by hand, on plain sockets.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use thallus_shuffle::{Cluster, NodeId, WorkerId, push};
+
+use common::{batch, errors, leave, schema, seats, sum, within};
+
+const SMALL: push::Config = push::Config {
+    window: 4 << 10,
+    outgoing: 4 << 10,
+    pool: 64 << 10,
+    batch_rows: 100,
+    patience: Duration::from_secs(30),
+};
+
+const ROWS: u32 = 1;
+const END: u32 = 2;
+
+/// A process of the push design that says whatever a test likes: the last of the cluster.
+struct Peer(TcpStream);
+
+impl Peer {
+    fn frame(&mut self, kind: u32, shuffle: u64, (source, target): (u32, u32), value: u64, body: &[u8]) {
+        let mut frame = Vec::new();
+        frame.extend(u32::try_from(body.len()).unwrap().to_le_bytes());
+        frame.extend(kind.to_le_bytes());
+        frame.extend(shuffle.to_le_bytes());
+        frame.extend(source.to_le_bytes());
+        frame.extend(target.to_le_bytes());
+        frame.extend(value.to_le_bytes());
+        frame.extend(body);
+        self.0.write_all(&frame).unwrap();
+    }
+}
+
+/// Processes, and what the last one, which is none, has of connections to them.
+fn with_peer(workers: &[usize], config: push::Config) -> (Vec<push::Node>, Vec<Peer>) {
+    let (mut seats, cluster) = seats(workers);
+    let last = NodeId(u32::try_from(seats.len() - 1).unwrap());
+    let listener = TcpListener::from(seats.pop().unwrap());
+    let joining = {
+        let cluster = cluster.clone();
+        thread::spawn(move || common::join::<push::Node>(seats, &cluster, config))
+    };
+    let mut peers: Vec<_> = (0..last.0)
+        .map(|_| listener.accept().unwrap().0)
+        .map(|stream| {
+            let node = greet(&stream, &cluster, last);
+            (node, Peer(stream))
+        })
+        .collect();
+    peers.sort_by_key(|(node, _)| *node);
+    (joining.join().unwrap(), peers.into_iter().map(|(_, peer)| peer).collect())
+}
+
+/// Greets as `me`. Returns who greeted.
+fn greet(mut stream: &TcpStream, cluster: &Cluster, me: NodeId) -> u32 {
+    let mut hello = [0; 64];
+    stream.read_exact(&mut hello).unwrap();
+    let theirs = u32::from_le_bytes(hello[12..16].try_into().unwrap());
+    hello[12..16].copy_from_slice(&me.0.to_le_bytes());
+    assert_eq!(hello[16..24], cluster.token().to_le_bytes());
+    stream.write_all(&hello).unwrap();
+    theirs
+}
+
+/// The last process ends the shuffle for one, and is gone for the other: it fails there, and goes on here.
+#[test]
+fn who_has_failed_still_takes_rows_of_those_who_go_on() {
+    within(|| {
+        for dropped_before in [true, false] {
+            let (nodes, mut peers) = with_peer(&[1, 1, 1], SMALL);
+            let (failing, failing_receiver) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
+            let (mut sender, receiver) = nodes[1].shuffle(1, &schema()).unwrap().remove(0);
+            failing.finish().unwrap();
+            // Nobody has read these when it fails.
+            sender.send_to(WorkerId(0), batch(0..200)).unwrap();
+            sender.send_to(WorkerId(0), batch(0..200)).unwrap();
+            peers[1].frame(END, 1, (2, 0), 0, &[]);
+            drop(peers.remove(0));
+            if dropped_before {
+                let told = errors([failing_receiver]);
+                assert!(told[0].contains("process 2 is gone"), "{told:?}");
+                (0..100).for_each(|_| sender.send_to(WorkerId(0), batch(0..100)).unwrap());
+            } else {
+                (0..100).for_each(|_| sender.send_to(WorkerId(0), batch(0..100)).unwrap());
+                assert!(errors([failing_receiver])[0].contains("process 2 is gone"));
+            }
+            sender.finish().unwrap();
+            assert_eq!(sum(receiver.map(Result::unwrap)), (0, 0));
+            drop(peers);
+            leave(nodes);
+        }
+    });
+}
+
+#[test]
+fn rows_of_a_worker_that_has_ended_arrive_though_its_process_has_failed_since() {
+    within(|| {
+        let (nodes, mut peers) = with_peer(&[1, 1, 1], SMALL);
+        let (mut ended, failing) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
+        let (other, mut receiver) = nodes[1].shuffle(1, &schema()).unwrap().remove(0);
+        // More than the other takes without reading: the rest, and the end, wait here.
+        (0..6).for_each(|_| ended.send_to(WorkerId(1), batch(0..100)).unwrap());
+        ended.finish().unwrap();
+        other.finish().unwrap();
+        peers[1].frame(END, 1, (2, 0), 0, &[]);
+        drop(peers.remove(0));
+        assert!(errors([failing])[0].contains("process 2 is gone"));
+        assert_eq!(sum(receiver.by_ref().map(Result::unwrap)).0, 600);
+        drop((receiver, peers));
+        leave(nodes);
+    });
+}
+
+#[test]
+fn whoever_does_not_say_goodbye_makes_leaving_fail() {
+    within(|| {
+        let config = push::Config { patience: Duration::from_millis(200), ..SMALL };
+        let (mut nodes, _peers) = with_peer(&[1, 1], config);
+        assert!(!nodes.remove(0).leave());
+    });
+}
+
+#[test]
+fn rows_that_would_take_no_room_are_refused() {
+    within(|| {
+        for body in [&[][..], &[0; 8]] {
+            let (nodes, mut peers) = with_peer(&[1, 1], SMALL);
+            let (sender, receiver) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
+            peers[0].frame(ROWS, 1, (1, 0), 0, body);
+            let told = errors([receiver]);
+            assert!(told[0].contains("process 1 breaks the protocol: Rows of"), "{told:?}");
+            drop(sender);
+        }
+    });
+}
+
+/// One byte now and then is not "in time".
+#[test]
+fn a_stranger_that_stutters_does_not_hold_up_the_meeting() {
+    within(|| {
+        let (mut seats, cluster) = seats(&[1, 1]);
+        let config = push::Config { patience: Duration::from_millis(200), ..SMALL };
+        let mut stranger = TcpStream::connect(cluster.address(NodeId(1))).unwrap();
+        stranger.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let stuttering = thread::spawn(move || {
+            let is_heard = |_: &u32| {
+                let is_open = |error: std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
+                stranger.write_all(b"x").is_ok() && stranger.read(&mut [0]).is_err_and(is_open)
+            };
+            (0..64).take_while(is_heard).count()
+        });
+        assert!(push::Node::join(seats.remove(1), cluster, NodeId(1), config).is_err());
+        assert!(stuttering.join().unwrap() < 60, "it was listened to");
+    });
+}
