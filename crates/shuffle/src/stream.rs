@@ -15,6 +15,9 @@ use thallus_columnar::{
 
 use crate::{Error, Result, WorkerId};
 
+/// Bytes of a frame: what a decoder takes as one body.
+pub(crate) const LARGEST: usize = 2 << 30;
+
 /// The sending end.
 #[derive(Debug)]
 pub struct Out {
@@ -34,12 +37,17 @@ impl Out {
     ///
     /// # Errors
     ///
-    /// Other columns than the schema's.
+    /// Other columns than the schema's; more than 2 GiB, which nobody would take.
     pub fn frame(&mut self, batch: &RecordBatch) -> Result<Vec<Message>> {
         let mut messages = self.encoder.batch(batch)?;
         if !self.begun {
             messages.insert(0, self.encoder.schema());
             self.begun = true;
+        }
+        let bytes: usize = messages.iter().map(Message::encoded_len).sum();
+        if bytes > LARGEST {
+            let (actual, limit) = (bytes as u64, LARGEST as u64);
+            return Err(thallus_columnar::Error::Limit { what: "rows in one piece", actual, limit }.into());
         }
         Ok(messages)
     }

@@ -9,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use thallus_shuffle::{Cluster, NodeId, WorkerId, push};
+use thallus_shuffle::{Cluster, NodeId, WorkerId, push, staged};
 
 use common::{batch, errors, leave, schema, seats, sum, within};
 
@@ -161,5 +161,100 @@ fn a_stranger_that_stutters_does_not_hold_up_the_meeting() {
         });
         assert!(push::Node::join(seats.remove(1), cluster, NodeId(1), config).is_err());
         assert!(stuttering.join().unwrap() < 60, "it was listened to");
+    });
+}
+
+/// A request of the staged design.
+fn request(id: u64, shuffle: u64, source: u32, most: u64) -> Vec<u8> {
+    let mut bytes = b"THALFTCH".to_vec();
+    bytes.extend([42, id, shuffle].iter().flat_map(|number| number.to_le_bytes()));
+    bytes.extend([source, 1].iter().flat_map(|worker| worker.to_le_bytes()));
+    bytes.extend([0, most, 0].iter().flat_map(|number: &u64| number.to_le_bytes()));
+    bytes
+}
+
+/// One that is answered with an error. False if there is no answer for a while.
+fn is_refused(stream: &mut TcpStream, id: u64, shuffle: u64) -> bool {
+    stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    stream.write_all(&request(id, shuffle, 0, 1)).unwrap();
+    let mut head = [0; 64];
+    if stream.read_exact(&mut head).is_err() {
+        return false;
+    }
+    let length = u32::from_le_bytes(head[20..24].try_into().unwrap()) as usize;
+    let mut text = vec![0; length];
+    stream.read_exact(&mut text).unwrap();
+    assert!(String::from_utf8(text).unwrap().contains("too many shuffles"));
+    head[16] == 1
+}
+
+fn two_staged() -> (Vec<staged::Node>, Cluster) {
+    let (seats, cluster) = seats(&[1, 1]);
+    (common::join(seats, &cluster, staged::Config::default()), cluster)
+}
+
+#[test]
+fn rows_are_asked_for_where_they_are() {
+    within(|| {
+        let (nodes, cluster) = two_staged();
+        let mut client = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client.write_all(&request(1, 1, 1, 1 << 20)).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0, "it is sent away");
+        leave(nodes);
+    });
+}
+
+#[test]
+fn shuffles_that_nobody_here_has_opened_are_bounded() {
+    within(|| {
+        for most in [0, 1] {
+            let (nodes, cluster) = two_staged();
+            let mut client = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+            let many: Vec<u8> = (0..4096).flat_map(|n| request(n, n, 0, most)).collect();
+            client.write_all(&many).unwrap();
+            while nodes[0].served().requests < 4096 {
+                thread::yield_now();
+            }
+            let mut other = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+            // Two threads look at requests.
+            assert!((10_000..10_010).any(|n| is_refused(&mut other, n, n)));
+            drop(client);
+            if most > 0 {
+                // What it waited for is forgotten.
+                assert!((20_000..20_100).any(|n| !is_refused(&mut other, n, n)));
+            }
+            drop(other);
+            leave(nodes);
+        }
+    });
+}
+
+#[test]
+fn a_block_in_parts_of_nothing_is_no_block() {
+    within(|| {
+        let (mut seats, cluster) = seats(&[1, 1]);
+        let listener = TcpListener::from(seats.pop().unwrap());
+        let serving = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 64];
+            while stream.read_exact(&mut request).is_ok() {
+                let mut head = b"THALCHNK".to_vec();
+                head.extend(&request[16..24]);
+                head.extend([0, 0, 0, 1].iter().flat_map(|number: &u32| number.to_le_bytes()));
+                head.extend([0, 0, 9, 1].iter().flat_map(|number: &u64| number.to_le_bytes()));
+                if stream.write_all(&head).is_err() {
+                    return;
+                }
+            }
+        });
+        let node =
+            staged::Node::join(seats.remove(0), cluster, NodeId(0), staged::Config::default()).unwrap();
+        let (sender, receiver) = node.shuffle(1, &schema()).unwrap().remove(0);
+        sender.finish().unwrap();
+        let told = errors([receiver]);
+        assert!(told[0].contains("process 1 breaks the protocol"), "{told:?}");
+        drop(node);
+        serving.join().unwrap();
     });
 }

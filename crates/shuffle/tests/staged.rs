@@ -333,3 +333,59 @@ fn a_number_is_used_once_and_strangers_are_sent_away() {
         leave(nodes);
     });
 }
+
+#[test]
+fn a_number_is_not_used_again_after_a_failure() {
+    within(|| {
+        let nodes = nodes(&[1], small());
+        let (sender, receiver) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
+        sender.give_up("the disk is full");
+        assert!(errors([receiver])[0].contains("the disk is full"));
+        assert!(matches!(nodes[0].shuffle(1, &schema()), Err(Error::Taken(_))));
+        leave(nodes);
+    });
+}
+
+#[test]
+fn a_reader_that_has_failed_keeps_nobody_from_leaving() {
+    within(|| {
+        let nodes = nodes(&[1, 1], small());
+        let other = Arc::new(Schema::new(vec![Field::new("m", DataType::Int64, false)]));
+        let (mut sender, receiver) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
+        let (none, mut failed) = nodes[1].shuffle(1, &other).unwrap().remove(0);
+        (0..100).for_each(|_| sender.send_to(WorkerId(1), batch(0..100)).unwrap());
+        sender.finish().unwrap();
+        none.finish().unwrap();
+        assert_eq!(sum(receiver.map(Result::unwrap)), (0, 0));
+        assert!(failed.any(|batch| matches!(batch, Err(Error::Schema))));
+        drop(failed);
+        leave(nodes);
+    });
+}
+
+#[test]
+fn a_process_that_never_comes_is_waited_for_once() {
+    within(|| {
+        let (mut seats, cluster) = seats(&[1, 20]);
+        let config = Config { patience: Duration::from_millis(500), ..small() };
+        drop(seats.pop());
+        let node = Node::join(seats.remove(0), cluster, NodeId(0), config).unwrap();
+        let halves = node.shuffle(1, &schema()).unwrap();
+        let began = Instant::now();
+        drop(halves);
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn more_in_one_piece_than_anybody_takes_is_refused() {
+    within(|| {
+        let column: ArrayRef = Arc::new(Int64Array::from(vec![0; 8 << 20]));
+        let columns: Vec<_> = (0..40).map(|n| (n.to_string(), column.clone())).collect();
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        let nodes = nodes(&[1, 1], small());
+        let (mut sender, _receiver) = nodes[0].shuffle(1, &batch.schema()).unwrap().remove(0);
+        let error = sender.send_to(WorkerId(1), batch).unwrap_err();
+        assert!(error.to_string().starts_with("rows in one piece: "), "{error}");
+    });
+}

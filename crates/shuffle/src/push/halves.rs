@@ -69,7 +69,7 @@ impl halves::Outlet for Outlet {
         let step = rows.div_ceil(pieces.clamp(1, rows.max(1))).max(1);
         for from in (0..rows).step_by(step) {
             let messages = self.streams.frame(target, &batch.slice(from, step.min(rows - from)))?;
-            link.send(Frame::rows(shared.me, exchange.id, *worker, target, messages)?, exchange)?;
+            link.send(Frame::rows(exchange.id, *worker, target, messages), exchange)?;
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use thallus_columnar::Message;
 
 use super::exchange::Exchange;
-use super::wire::{HEAD, Head, Kind, LARGEST};
+use super::wire::{HEAD, Head, Kind};
 use crate::{Error, NodeId, Result, WorkerId, wire};
 
 /// Areas and bytes of one write. writev(2) takes 1,024 areas.
@@ -42,25 +42,10 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// # Errors
-    ///
-    /// [`Error::Protocol`] if there is too much for one frame, which only a single row can be.
-    pub(super) fn rows(
-        me: NodeId,
-        shuffle: u64,
-        source: WorkerId,
-        target: WorkerId,
-        messages: Vec<Message>,
-    ) -> Result<Self> {
+    pub(super) fn rows(shuffle: u64, source: WorkerId, target: WorkerId, messages: Vec<Message>) -> Self {
         let length = messages.iter().map(Message::encoded_len).sum();
-        if length > LARGEST {
-            return Err(Error::Protocol {
-                node: me,
-                why: format!("a row of {length} bytes is more than a frame can be"),
-            });
-        }
         let head = Head { length, target, ..Head::new(Kind::Rows, shuffle, source) };
-        Ok(Self { head, messages, text: Vec::new() })
+        Self { head, messages, text: Vec::new() }
     }
 
     pub(super) fn of(head: Head) -> Self {

@@ -12,14 +12,12 @@
 //!  40  0…               24 bytes
 //! ```
 
+use crate::stream::LARGEST;
 use crate::wire::{u32_at, u64_at};
 use crate::{Cluster, Error, NodeId, Result, WorkerId};
 
 pub(super) const HELLO: usize = 64;
 pub(super) const HEAD: usize = 32;
-
-/// What a decoder takes as one body, so also the most for a frame.
-pub(super) const LARGEST: usize = 2 << 30;
 
 /// Lengths of whole messages are multiples of this.
 const GRAIN: usize = 64;

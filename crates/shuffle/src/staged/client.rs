@@ -51,6 +51,8 @@ impl Pending {
 #[derive(Debug, Default)]
 struct Waiting {
     pending: HashMap<u64, Arc<Pending>>,
+    /// Threads that write a request: it is in use.
+    writing: usize,
     /// Nothing can be asked any more.
     closed: bool,
 }
@@ -153,18 +155,23 @@ impl Client {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let request = Request { id, shuffle, source, target, first, most };
         let pending = Arc::new(Pending::default());
-        // One that is being closed for idleness is not found again; two in a row would be a coincidence, three an error.
+        // One that is just being closed for idleness makes way for another; two in a row would be a coincidence, three an error.
         for _ in 0..3 {
             let connection = self.connection(key)?;
+            let mut waiting = connection.lock();
+            if waiting.closed {
+                drop(waiting);
+                self.lock().forget(key, &connection);
+                continue;
+            }
             if most > 0 {
-                let mut waiting = connection.lock();
-                if waiting.closed {
-                    continue;
-                }
                 waiting.pending.insert(id, pending.clone());
             }
+            waiting.writing += 1;
+            drop(waiting);
             self.counters.requests.fetch_add(1, Ordering::Relaxed);
             connection.send(&request.to_bytes(&self.cluster));
+            connection.lock().writing -= 1;
             return Ok(pending);
         }
         Err(Error::Gone { node, why: "connections to it end at once".into() })
@@ -258,9 +265,7 @@ impl Client {
             std::mem::take(&mut waiting.pending)
         };
         let mut open = self.lock();
-        if open.connections.get(&key).is_some_and(|current| Arc::ptr_eq(current, connection)) {
-            open.connections.remove(&key);
-        }
+        open.forget(key, connection);
         let closed = open.closed;
         drop(open);
         let _ = connection.stream.shutdown(Shutdown::Both);
@@ -287,7 +292,7 @@ impl Client {
                     Ok(read) => have += read,
                     Err(error) if is_timeout(&error) && have == 0 => {
                         let mut waiting = connection.lock();
-                        if waiting.pending.is_empty() {
+                        if waiting.pending.is_empty() && waiting.writing == 0 {
                             waiting.closed = true;
                             return None;
                         }
@@ -332,6 +337,15 @@ impl Client {
 
     fn lock(&self) -> MutexGuard<'_, Open> {
         self.open.lock().expect("nobody panics with it")
+    }
+}
+
+impl Open {
+    /// A connection is closed, and not to be found again.
+    fn forget(&mut self, key: Key, closed: &Arc<Connection>) {
+        if self.connections.get(&key).is_some_and(|current| Arc::ptr_eq(current, closed)) {
+            self.connections.remove(&key);
+        }
     }
 }
 
@@ -415,7 +429,59 @@ impl Assembly {
 
 #[cfg(test)]
 mod tests {
+    use super::super::wire::REQUEST;
     use super::*;
+
+    /// What asks while a connection is closed for idleness takes another, also to say that nobody wants a block.
+    #[test]
+    fn a_connection_that_is_being_closed_is_not_used() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let cluster = Cluster::new(1, &[(address, 1)]).unwrap();
+        for most in [1, 0] {
+            let client = Client::new(cluster.clone(), Config::default());
+            let closing = Connection {
+                node: NodeId(0),
+                stream: TcpStream::connect(address).unwrap(),
+                writing: Mutex::default(),
+                waiting: Mutex::new(Waiting { closed: true, ..Waiting::default() }),
+            };
+            let (mut first, _) = listener.accept().unwrap();
+            client.lock().connections.insert((NodeId(0), None), Arc::new(closing));
+            client.ask(7, WorkerId(0), WorkerId(0), 0, most).unwrap();
+            let (mut second, _) = listener.accept().unwrap();
+            let mut request = [0; REQUEST];
+            second.read_exact(&mut request).unwrap();
+            assert_eq!(Request::from_bytes(&request, &cluster).unwrap().shuffle, 7);
+            drop(second);
+            client.shut();
+            assert_eq!(first.read(&mut request).unwrap(), 0, "nothing went there");
+        }
+    }
+
+    #[test]
+    fn a_connection_that_is_written_to_is_not_idle() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let client = Client::new(Cluster::new(1, &[(address, 1)]).unwrap(), Config::default());
+        let connection = Arc::new(Connection {
+            node: NodeId(0),
+            stream: TcpStream::connect(address).unwrap(),
+            writing: Mutex::default(),
+            waiting: Mutex::new(Waiting { writing: 1, ..Waiting::default() }),
+        });
+        connection.stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let reading = {
+            let connection = connection.clone();
+            thread::spawn(move || client.read_chunks(&connection))
+        };
+        let (mut server, _) = listener.accept().unwrap();
+        server.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        assert!(is_timeout(&server.read(&mut [0]).unwrap_err()));
+        assert!(!reading.is_finished());
+        connection.lock().writing = 0;
+        assert_eq!(reading.join().unwrap(), None, "now it is");
+    }
 
     fn chunk(sequence: u32, length: u32) -> Head {
         Head {

@@ -1,6 +1,6 @@
 //! What a worker has of a shuffle: the blocks that it makes, and those that it fetches.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
@@ -91,10 +91,11 @@ impl halves::Outlet for Outlet {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Fetch {
     Here,
-    There(Arc<Pending>),
+    /// From this message of the block on.
+    There(Arc<Pending>, u64),
 }
 
 /// The receiving half: requests for blocks.
@@ -111,7 +112,8 @@ pub struct Inlet {
 impl Inlet {
     fn ask(&self, source: WorkerId, first: u64) -> Result<Fetch> {
         let Part { shuffle, worker, config, .. } = &self.part;
-        self.client.ask(*shuffle, source, *worker, first, config.fetch as u64).map(Fetch::There)
+        let pending = self.client.ask(*shuffle, source, *worker, first, config.fetch as u64)?;
+        Ok(Fetch::There(pending, first))
     }
 }
 
@@ -122,12 +124,13 @@ impl halves::Inlet for Inlet {
 
     fn next(&mut self, ready: &mut VecDeque<RecordBatch>) -> Result<bool> {
         while self.asked.len() < self.part.config.ahead
-            && let Some(source) = self.sources.pop_front()
+            && let Some(&source) = self.sources.front()
         {
             let fetch = if self.part.is_here(source) { Fetch::Here } else { self.ask(source, 0)? };
+            self.sources.pop_front();
             self.asked.push_back((source, fetch));
         }
-        let Some((source, fetch)) = self.asked.pop_front() else { return Ok(false) };
+        let Some((source, fetch)) = self.asked.front().cloned() else { return Ok(false) };
         match fetch {
             Fetch::Here => {
                 let store = &self.part.server.store;
@@ -135,15 +138,20 @@ impl halves::Inlet for Inlet {
                 ready.extend(store.wait(name)?.batches.iter().cloned());
                 store.fetched(name);
             }
-            Fetch::There(pending) => {
+            Fetch::There(pending, first) => {
                 let answer = pending.wait()?;
                 if answer.next < answer.messages {
+                    if answer.next <= first || answer.memory.is_empty() {
+                        let node = self.part.cluster.node_of(source);
+                        return Err(Error::Protocol { node, why: "a part of a block without a row".into() });
+                    }
                     let next = self.ask(source, answer.next)?;
                     self.asked.push_back((source, next));
                 }
                 ready.extend(self.streams.frame(source, &answer.memory)?);
             }
         }
+        self.asked.pop_front();
         Ok(true)
     }
 
@@ -152,15 +160,20 @@ impl halves::Inlet for Inlet {
         let Part { server, shuffle, worker, .. } = &self.part;
         if let Some(error) = error {
             // Nobody will get rows of this process any more, which also tells those who would wait for them.
-            return server.answer_all(server.store.fail(*shuffle, error));
+            server.answer_all(server.store.fail(*shuffle, error));
+        }
+        // Who is gone wants to hear nothing, and is not tried again for each of its workers.
+        let mut gone = HashSet::new();
+        if let Some(Error::Gone { node, .. }) = error {
+            gone.insert(*node);
         }
         let asked = self.asked.drain(..).map(|(source, _)| source);
         for source in self.sources.drain(..).chain(asked) {
-            if self.part.is_here(source) {
+            let node = self.part.cluster.node_of(source);
+            if node == self.part.me {
                 server.store.fetched((*shuffle, source, *worker));
-            } else {
-                // One that is gone wants to hear nothing.
-                let _ = self.client.ask(*shuffle, source, *worker, 0, 0);
+            } else if !gone.contains(&node) && self.client.ask(*shuffle, source, *worker, 0, 0).is_err() {
+                gone.insert(node);
             }
         }
     }

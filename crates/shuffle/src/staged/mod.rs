@@ -112,7 +112,7 @@ impl Node {
             return Err(Error::Cluster("a size or a number of nothing, or too large".into()));
         }
         listener.set_nonblocking(true).map_err(Error::io("listen"))?;
-        let server = Arc::new(Server::new(cluster.clone(), config).map_err(Error::io("server"))?);
+        let server = Arc::new(Server::new(cluster.clone(), me, config).map_err(Error::io("server"))?);
         let client = Client::new(cluster.clone(), config);
         let mut node = Self { cluster, me, config, client, server, threads: Vec::new() };
         node.start("listener", move |server| server.listen(&listener))?;

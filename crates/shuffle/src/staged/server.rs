@@ -27,7 +27,7 @@ use super::Config;
 use super::queue::Queue;
 use super::store::{Block, Name, Store, Then};
 use super::wire::{HEAD, Head, REQUEST, Request};
-use crate::{Cluster, Error, Result, wire};
+use crate::{Cluster, Error, NodeId, Result, stream, wire};
 
 /// The eventfd among the connections' numbers.
 const STOP: u64 = u64::MAX;
@@ -59,6 +59,8 @@ struct Sending {
     /// It is in the responders' queue, or with one of them, or waits for room.
     busy: bool,
     requests: usize,
+    /// Nobody is there any more.
+    gone: bool,
 }
 
 /// A client.
@@ -95,6 +97,7 @@ pub(super) type Asked = (Arc<Connection>, Request);
 #[derive(Debug)]
 pub(super) struct Server {
     cluster: Cluster,
+    me: NodeId,
     config: Config,
     pub(super) store: Store<Asked>,
     epoll: Epoll,
@@ -109,12 +112,13 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(cluster: Cluster, config: Config) -> io::Result<Self> {
+    pub(super) fn new(cluster: Cluster, me: NodeId, config: Config) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         epoll.add(&stop, EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
         Ok(Self {
             cluster,
+            me,
             config,
             store: Store::new(),
             epoll,
@@ -154,8 +158,8 @@ impl Server {
     /// `deadline`. Closed at once, a request that still comes would be answered by a reset, and with that the client would lose
     /// what it has not read.
     pub(super) fn see_off(&self, deadline: Instant) -> bool {
-        self.leaving.store(true, Ordering::SeqCst);
         let mut all = self.all();
+        self.leaving.store(true, Ordering::SeqCst);
         for connection in all.values() {
             let sending = connection.lock();
             if !sending.busy {
@@ -174,7 +178,9 @@ impl Server {
         let _ = self.stop.write(1); // fails only if it had been written 2⁶⁴ times
         self.requests.close();
         self.responses.close();
-        self.all().drain().for_each(|(_, connection)| drop(connection.stream.shutdown(Shutdown::Both)));
+        let mut all = self.all();
+        self.leaving.store(true, Ordering::SeqCst);
+        all.drain().for_each(|(_, connection)| drop(connection.stream.shutdown(Shutdown::Both)));
     }
 
     /// The listener.
@@ -191,17 +197,17 @@ impl Server {
                 Err(_) => return, // no memory
             }
             let Ok((stream, _)) = listener.accept() else { continue };
-            if self.all().len() >= self.config.connections || self.leaving.load(Ordering::SeqCst) {
-                continue; // closed at once
-            }
             if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
                 continue;
             }
-            let connection = Arc::new(Connection { number, stream, sending: Mutex::default() });
-            self.counters.connections.fetch_add(1, Ordering::Relaxed);
-            self.all().insert(number, connection.clone());
-            if self.epoll.add(&connection.stream, event(number, false)).is_err() {
-                self.all().remove(&number);
+            // Who leaves says so with these in hand, and then ends all that are there.
+            let mut all = self.all();
+            if all.len() >= self.config.connections || self.leaving.load(Ordering::SeqCst) {
+                continue; // closed at once
+            }
+            if self.epoll.add(&stream, event(number, false)).is_ok() {
+                self.counters.connections.fetch_add(1, Ordering::Relaxed);
+                all.insert(number, Arc::new(Connection { number, stream, sending: Mutex::default() }));
             }
         }
     }
@@ -250,6 +256,9 @@ impl Server {
             }
             *have = 0;
             let Some(request) = Request::from_bytes(bytes, &self.cluster) else { return false };
+            if !self.cluster.workers_of(self.me).contains(&request.source.0) {
+                return false;
+            }
             if request.most > 0 {
                 let mut sending = connection.lock();
                 sending.requests += 1;
@@ -268,7 +277,17 @@ impl Server {
         let _ = connection.stream.shutdown(Shutdown::Both);
         self.all().remove(&connection.number);
         self.fewer.notify_all();
-        connection.lock().answers.clear();
+        {
+            let mut sending = connection.lock();
+            sending.gone = true;
+            sending.answers.clear();
+        }
+        self.forget(connection);
+    }
+
+    /// What waits for blocks on behalf of a connection that is gone.
+    fn forget(&self, gone: &Arc<Connection>) {
+        self.store.forget(|(connection, _)| Arc::ptr_eq(connection, gone));
     }
 
     /// A handler.
@@ -277,8 +296,12 @@ impl Server {
             let name = (request.shuffle, request.source, request.target);
             if request.most == 0 {
                 self.store.fetched(name);
-            } else if let Some((asked, block)) = self.store.ask(name, (connection, request)) {
-                self.answer(asked, block);
+                continue;
+            }
+            match self.store.ask(name, (connection.clone(), request)) {
+                Some((asked, block)) => self.answer(asked, block),
+                None if connection.lock().gone => self.forget(&connection),
+                None => {}
             }
         }
     }
@@ -391,8 +414,9 @@ impl Answer {
     fn new(request: &Request, block: Block, chunk: usize) -> Self {
         let first = usize::try_from(request.first).unwrap_or(usize::MAX).min(block.messages.len());
         let (mut last, mut bytes) = (first, 0_u64);
+        let most = request.most.min(stream::LARGEST as u64);
         while let Some(message) = block.messages.get(last)
-            && (last == first || bytes + message.encoded_len() as u64 <= request.most)
+            && (last == first || bytes + message.encoded_len() as u64 <= most)
         {
             bytes += message.encoded_len() as u64;
             last += 1;
@@ -496,5 +520,31 @@ impl Answer {
             }
         }
         Ok(written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+
+    use super::*;
+    use crate::WorkerId;
+    use crate::stream::Out;
+
+    #[test]
+    fn whoever_asks_for_too_much_gets_what_a_client_takes() {
+        let column: ArrayRef = Arc::new(Int64Array::from(vec![0; 8 << 20]));
+        let batch = RecordBatch::try_from_iter([("n", column)]).unwrap();
+        let mut out = Out::new(&batch.schema()).unwrap();
+        // Of 2.5 GiB, all the same memory.
+        let messages = (0..40).flat_map(|_| out.frame(&batch).unwrap()).collect();
+        let block = Arc::new(super::super::store::Rows { messages, batches: Vec::new() });
+        let (source, target) = (WorkerId(0), WorkerId(1));
+        let request = Request { id: 1, shuffle: 1, source, target, first: 0, most: u64::MAX };
+        let head = Answer::new(&request, block, 1).head;
+        assert!(head.next > 30 && head.next < head.messages);
+        assert_eq!(Head::from_bytes(&head.to_bytes()), Some(head));
     }
 }

@@ -9,6 +9,9 @@ use thallus_columnar::Message;
 
 use crate::{Error, Result, WorkerId};
 
+/// Shuffles that others ask for and nobody here has opened.
+const UNOPENED: usize = 4096;
+
 /// The rows of one worker for another, in the memory of the batches.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
@@ -39,6 +42,8 @@ struct Shuffle<R> {
     /// Workers that have not finished, and readers in use.
     halves: usize,
     opened: bool,
+    /// Opened and over, but not as it should: others may ask later why.
+    remembered: bool,
     failed: Option<Error>,
 }
 
@@ -130,7 +135,9 @@ impl<R> Store<R> {
         if state.closed || state.over.contains(&id) {
             return Some((request, Err(Error::Closed)));
         }
-        let shuffle = state.shuffle(id);
+        let Some(shuffle) = state.of_others(id) else {
+            return Some((request, Err(Error::Cluster("too many shuffles at a time".into()))));
+        };
         match shuffle.block(source, target) {
             Some(block) => Some((request, block)),
             None => {
@@ -138,6 +145,15 @@ impl<R> Store<R> {
                 None
             }
         }
+    }
+
+    /// Drops requests of somebody who is gone, and what is known of shuffles only by them.
+    pub(super) fn forget(&self, gone: impl Fn(&R) -> bool) {
+        let mut state = self.lock();
+        state.shuffles.retain(|_, shuffle| {
+            shuffle.waiting.retain(|(_, _, request)| !gone(request));
+            shuffle.opened || !shuffle.waiting.is_empty() || !shuffle.unwanted.is_empty()
+        });
     }
 
     /// A block for a worker of this process. Sleeps until there is one.
@@ -174,7 +190,7 @@ impl<R> Store<R> {
         if state.closed || state.over.contains(&id) {
             return;
         }
-        let shuffle = state.shuffle(id);
+        let Some(shuffle) = state.of_others(id) else { return };
         match shuffle.outcome.get_mut(&source) {
             Some(Ok(blocks)) => {
                 shuffle.left -= usize::from(blocks.remove(&target).is_some());
@@ -202,7 +218,7 @@ impl<R> Store<R> {
     pub(super) fn close(&self, deadline: Instant) -> bool {
         let mut state = self.lock();
         let all = loop {
-            if !state.shuffles.values().any(|shuffle| shuffle.opened) {
+            if !state.shuffles.values().any(|shuffle| shuffle.opened && !shuffle.remembered) {
                 break true;
             }
             let Some(rest) = deadline.checked_duration_since(Instant::now()) else { break false };
@@ -228,25 +244,27 @@ impl<R> State<R> {
             left: 0,
             halves: 0,
             opened: false,
+            remembered: false,
             failed: None,
         })
     }
 
+    /// As [`Self::shuffle`], for a process that this one may know nothing of. None if there are too many that nobody here has opened.
+    fn of_others(&mut self, id: u64) -> Option<&mut Shuffle<R>> {
+        let known = self.shuffles.contains_key(&id);
+        let unopened = || self.shuffles.values().filter(|shuffle| !shuffle.opened).count();
+        (known || unopened() < UNOPENED).then(|| self.shuffle(id))
+    }
+
     fn tidy(&mut self, id: u64) {
-        if self
-            .shuffles
-            .get(&id)
-            .is_some_and(|shuffle| shuffle.opened && shuffle.halves == 0 && shuffle.left == 0)
-        {
-            // One that somebody gave up is remembered as long as the process: others may ask later why.
-            let shuffle = &self.shuffles[&id];
-            let failed = shuffle.failed.is_some() || shuffle.outcome.values().any(Result::is_err);
-            if failed {
-                self.shuffles.entry(id).and_modify(|shuffle| shuffle.opened = false);
-            } else {
-                self.shuffles.remove(&id);
-                self.over.insert(id);
-            }
+        let Some(shuffle) = self.shuffles.get_mut(&id) else { return };
+        if !shuffle.opened || shuffle.halves > 0 || shuffle.left > 0 {
+            return;
+        }
+        shuffle.remembered = shuffle.failed.is_some() || shuffle.outcome.values().any(Result::is_err);
+        if !shuffle.remembered {
+            self.shuffles.remove(&id);
+            self.over.insert(id);
         }
     }
 }

@@ -15,13 +15,13 @@
 //! ```
 
 use crate::wire::{u32_at, u64_at};
-use crate::{Cluster, WorkerId};
+use crate::{Cluster, WorkerId, stream};
 
 pub(super) const REQUEST: usize = 64;
 pub(super) const HEAD: usize = 64;
 
-/// What a decoder takes as one body, with something around it.
-const LARGEST: u64 = (2 << 30) + (64 << 20);
+/// Bytes of an answer, with something around the largest piece.
+const LARGEST: u64 = stream::LARGEST as u64 + (64 << 20);
 
 /// For a part of a block: rows of one worker for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
