@@ -384,6 +384,18 @@ fn strangers_do_not_disturb_the_meeting() {
 }
 
 #[test]
+fn strangers_that_say_nothing_hold_up_nobody() {
+    within(|| {
+        let (seats, cluster) = seats(&[1, 1]);
+        let silent = || std::net::TcpStream::connect(cluster.address(NodeId(1))).unwrap();
+        let mut silent: Vec<_> = (0..80).map(|_| silent()).collect();
+        let nodes: Vec<Node> = join(seats, &cluster, SMALL);
+        assert!(matches!(silent[0].read(&mut [0]), Ok(0) | Err(_)), "it is sent away");
+        leave(nodes);
+    });
+}
+
+#[test]
 fn who_does_not_come_is_named() {
     within(|| {
         let (mut seats, cluster) = seats(&[1, 1]);

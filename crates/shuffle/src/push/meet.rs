@@ -3,6 +3,7 @@
 //! Each connects to all with higher numbers, which needs nobody's help (the kernel accepts), greets them, answers those with
 //! lower numbers, and then reads the answers of the higher ones. So nobody waits for one that waits for it.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -21,8 +22,8 @@ use super::wire::{HELLO, Hello};
 use super::{Config, Node};
 use crate::{Cluster, Error, NodeId, Result, deadline};
 
-/// For one that connects and says nothing.
-const GREETING: Duration = Duration::from_secs(5);
+/// Who connect and say nothing, before the first of them is sent away.
+const STRANGERS: usize = 64;
 
 /// Between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -38,17 +39,7 @@ pub(super) fn meet(listener: TcpListener, cluster: Cluster, me: NodeId, config: 
         stream.write_all(&hello).map_err(Error::io("greet"))?;
         asked.push((node, stream));
     }
-    while met[..me.index()].iter().any(Option::is_none) {
-        let mut stream = accept(&listener, deadline)?;
-        let until = deadline.min(deadline::after(GREETING));
-        // A stranger is sent away, and does not end the meeting.
-        let Ok(theirs) = read_hello(&stream, &cluster, until) else { continue };
-        let place = &mut met[theirs.node.index()];
-        if theirs.node >= me || place.is_some() || stream.write_all(&hello).is_err() {
-            continue;
-        }
-        *place = Some((stream, theirs.window));
-    }
+    answer(&listener, &cluster, me, &hello, deadline, &mut met)?;
     for (node, stream) in asked {
         let theirs =
             read_hello(&stream, &cluster, deadline).map_err(|why| Error::Join(format!("{node}: {why}")))?;
@@ -75,15 +66,74 @@ fn connect(cluster: &Cluster, node: NodeId, deadline: Instant) -> Result<TcpStre
     }
 }
 
-fn accept(listener: &TcpListener, deadline: Instant) -> Result<TcpStream> {
-    let rest = deadline.saturating_duration_since(Instant::now());
-    let timeout = PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX);
-    let mut waited = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-    match poll(&mut waited, timeout) {
-        Ok(0) => Err(Error::Join("not all processes have connected".into())),
-        Ok(_) => Ok(listener.accept().map_err(Error::io("accept"))?.0),
-        Err(nix::errno::Errno::EINTR) => accept(listener, deadline),
-        Err(error) => Err(Error::io("accept")(error.into())),
+/// Answers the greetings of all with lower numbers. Strangers are sent away, and hold up nobody, whatever they say or don't.
+fn answer(
+    listener: &TcpListener,
+    cluster: &Cluster,
+    me: NodeId,
+    hello: &[u8; HELLO],
+    deadline: Instant,
+    met: &mut [Option<(TcpStream, u64)>],
+) -> Result<()> {
+    let mut guests: VecDeque<Guest> = VecDeque::new();
+    listener.set_nonblocking(true).map_err(Error::io("accept"))?;
+    while met[..me.index()].iter().any(Option::is_none) {
+        let Some(rest) = deadline.checked_duration_since(Instant::now()) else {
+            return Err(Error::Join("not all processes have connected".into()));
+        };
+        let sockets = guests.iter().map(|guest| guest.stream.as_fd()).chain([listener.as_fd()]);
+        let mut waited: Vec<_> = sockets.map(|socket| PollFd::new(socket, PollFlags::POLLIN)).collect();
+        match poll(&mut waited, PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX)) {
+            Ok(_) => {}
+            Err(nix::errno::Errno::EINTR) => continue,
+            Err(error) => return Err(Error::io("accept")(error.into())),
+        }
+        let mut ready = waited.iter().map(|socket| socket.any() == Some(true)).collect::<Vec<_>>();
+        let comes = ready.pop() == Some(true);
+        for is_ready in ready {
+            let mut guest = guests.pop_front().expect("as many as were waited for");
+            if !is_ready || guest.read().is_ok_and(|whole| !whole) {
+                guests.push_back(guest);
+            } else if guest.have == HELLO
+                && let Ok(theirs) = Hello::from_bytes(&guest.bytes, cluster)
+                && theirs.node < me
+                && met[theirs.node.index()].is_none()
+                && guest.stream.write_all(hello).is_ok()
+            {
+                met[theirs.node.index()] = Some((guest.stream, theirs.window));
+            }
+        }
+        if comes {
+            match listener.accept().and_then(|(stream, _)| stream.set_nonblocking(true).map(|()| stream)) {
+                Ok(stream) => guests.push_back(Guest { stream, bytes: [0; HELLO], have: 0 }),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(Error::io("accept")(error)),
+            }
+            if guests.len() > STRANGERS + cluster.nodes() {
+                guests.pop_front();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Somebody who has connected, and not greeted.
+struct Guest {
+    stream: TcpStream,
+    bytes: [u8; HELLO],
+    have: usize,
+}
+
+impl Guest {
+    /// Whether it has greeted now.
+    fn read(&mut self) -> io::Result<bool> {
+        match self.stream.read(&mut self.bytes[self.have..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => self.have += read,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.have == HELLO)
     }
 }
 
