@@ -1,6 +1,7 @@
 //! PostgreSQL with pgbench and psql.
 
 use std::fs;
+use std::io::Write;
 
 use anyhow::{Result, ensure};
 use thallus_tests::harness::{Postgres, Scene, Stats, TOO_SHORT, turn};
@@ -161,11 +162,25 @@ fn psql_cancels_a_query() -> Result<()> {
     let scene = Scene::new()?;
     let server = Postgres::start(&scene, true)?;
     let mut command = server.client(&scene, true, "client", "psql")?;
-    command.args(["-X", "-c", "select 1", "-c", "select 2", "-c", "select 3", "-c", "select pg_sleep(100)"]);
+    command.args(["-X", "-f", "-"]);
+    // psql runs each line as it comes, and ends with the last.
+    let (script, mut writer) = std::io::pipe()?;
+    command.stdin(script);
     let mut psql = scene.start("psql", command)?;
+    let backend =
+        "select count(*) from pg_stat_activity where backend_type = 'client backend' and client_port > 0";
+    // A backend that finds each query before it has to wait for one does not leave TCP: `unseen-wait`.
+    for _ in 0..8 {
+        psql.await_ready(|| {
+            let waiting = server.ask(&scene, &format!("{backend} and wait_event = 'ClientRead'"));
+            waiting.is_ok_and(|count| count == "1")
+        })?;
+        writeln!(writer, "select 1;")?;
+    }
+    writeln!(writer, "select pg_sleep(100);")?;
+    drop(writer);
     psql.await_ready(|| {
-        let running =
-            server.ask(&scene, "select count(*) from pg_stat_activity where query = 'select pg_sleep(100)'");
+        let running = server.ask(&scene, &format!("{backend} and query like 'select pg_sleep(%'"));
         running.is_ok_and(|count| count == "1")
     })?;
     // Ctrl-C: psql sends a cancel request over a connection of its own.
@@ -174,6 +189,7 @@ fn psql_cancels_a_query() -> Result<()> {
     let printed = fs::read_to_string(log)?;
     assert!(printed.contains("canceling statement due to user request"), "{status} {printed}");
     server.stop()?;
-    assert_eq!(scene.stats("client")?.over_shared_memory(), 1);
+    let stats = scene.stats("client")?;
+    assert_eq!(stats.over_shared_memory(), 1, "{stats:?}");
     Ok(())
 }
