@@ -468,17 +468,18 @@ impl Connection {
     pub fn teach(&self) {
         let (block, load) = (self.block, |count: &AtomicU64| count.load(Ordering::Relaxed));
         let calls = u64::from(block.calls.load(Ordering::Relaxed));
-        let calls = match self.segment() {
+        let (calls, shared) = match self.segment() {
             Some(segment) if segment.link().is_none() => {
                 // Those over memory are not counted. They are taken to be as large as the ones before.
                 let tcp = load(&block.tcp_sent) + load(&block.tcp_received);
                 let ring = load(&block.ring_sent) + load(&block.ring_received);
-                calls.saturating_add(ring.saturating_mul(calls) / tcp.max(1))
+                let calls = calls.saturating_add(ring.saturating_mul(calls) / tcp.max(1));
+                (calls, Some(segment.shares_processor()))
             }
-            None if block.state() == State::Plain => calls,
+            None if block.state() == State::Plain => (calls, None),
             _ => return,
         };
-        experience::ended(block.role(), self.server_port, calls);
+        experience::ended(block.role(), self.server_port, calls, shared);
     }
 
     /// Ends this side's use of the segment, before the socket's last descriptor on this host is closed.

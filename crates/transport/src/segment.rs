@@ -40,6 +40,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::thread::CpuSet;
 use thiserror::Error;
 
 use crate::arena::Role;
@@ -109,7 +110,12 @@ struct Header {
     again: Again,
     /// Bytes of greetings that have been sent on TCP, and taken from there.
     greeted: [AtomicU32; 2],
+    /// The only processor on which the client and the server could run when they met: its number and one more; 0 if there
+    /// were several, or nobody has said.
+    processors: [AtomicU32; 2],
 }
+
+const _: () = assert!(std::mem::offset_of!(Header, processors) == 88, "docs/wire.md");
 
 /// Bytes that come again after a return to TCP. What is noted before they are taken from the kernel tells whoever goes on
 /// for a process that was killed how far that came.
@@ -174,6 +180,16 @@ unsafe impl Send for Segment {}
 // SAFETY: as above; who may use which part when is the business of the direction locks.
 unsafe impl Sync for Segment {}
 
+/// The number of the only processor that this thread may run on, and one more; 0 if there are several.
+fn only_processor() -> u32 {
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return 0 };
+    let mut numbers = (1u32..).zip(0..CpuSet::MAX_CPU).filter(|(_, at)| allowed.is_set(*at));
+    match (numbers.next(), numbers.next()) {
+        (Some((number, _)), None) => number,
+        _ => 0,
+    }
+}
+
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Segment").field("base", &self.base).field("role", &self.role).finish()
@@ -207,6 +223,7 @@ impl Segment {
         for (word, half) in header.nonce.iter().zip(nonce_words(nonce)) {
             word.store(half, Ordering::Relaxed);
         }
+        segment.note_processor();
         header.version.store(VERSION, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Ok((segment, fd))
@@ -255,7 +272,21 @@ impl Segment {
         let announced = header.magic.load(Ordering::Acquire) == MAGIC
             && header.version.load(Ordering::Relaxed) == VERSION
             && words == nonce_words(nonce);
-        if announced { Ok(segment) } else { Err(OfferError::Header) }
+        if !announced {
+            return Err(OfferError::Header);
+        }
+        segment.note_processor();
+        Ok(segment)
+    }
+
+    fn note_processor(&self) {
+        self.header().processors[self.role as usize].store(only_processor(), Ordering::Relaxed);
+    }
+
+    /// Whether both ends could run on one processor alone, the same, when they met.
+    pub(crate) fn shares_processor(&self) -> bool {
+        let [client, server] = self.header().processors.each_ref().map(|word| word.load(Ordering::Relaxed));
+        client == server && client != 0
     }
 
     /// Whether the kernel knows `MADV_POPULATE_WRITE`, without which a window that grows could turn a full disk or
@@ -588,6 +619,24 @@ mod tests {
         // SAFETY: the target is a live array.
         let popped = unsafe { client.inlet().ring().pop(seen.as_mut_ptr(), 8) }.unwrap();
         assert_eq!((&seen[..popped.bytes], popped.emptied), (&b"hello"[..], true));
+    }
+
+    #[test]
+    fn ends_with_one_processor_for_both_know_it() {
+        let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|at| allowed.is_set(*at)).unwrap();
+        let mut one = CpuSet::new();
+        one.set(first);
+
+        let (before, fd) = Segment::create(NONCE).unwrap();
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        let client = Segment::accept(&fd, NONCE).unwrap();
+        assert_eq!([before.shares_processor(), client.shares_processor()], [allowed.count() == 1; 2]);
+
+        let (server, fd) = Segment::create(NONCE).unwrap();
+        assert!(!server.shares_processor());
+        let client = Segment::accept(&fd, NONCE).unwrap();
+        assert!(server.shares_processor() && client.shares_processor());
     }
 
     #[test]
