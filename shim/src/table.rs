@@ -241,13 +241,22 @@ fn grow_up(fd: i32, young: Young) {
         let connection = Connection::new(block, young.port(), nonblocking);
         connection.apply_rules(fd);
         let slot = Slot::begin(connection, young.is_used());
-        if !young.becomes(slot, fd) {
-            slot.holds.fetch_sub(FD, Ordering::SeqCst);
-            slot.last.store(block.release(process::id()), Ordering::SeqCst);
-        } else if ops::process::has_io_uring() {
-            // Asked after it has become visible: whoever sets one up either sees it, or is seen.
-            // SAFETY: counted in.
-            unsafe { slot.connection() }.pin(fd, Reason::IoUring);
+        match young.becomes(slot, fd) {
+            None => {
+                slot.holds.fetch_sub(FD, Ordering::SeqCst);
+                slot.last.store(block.release(process::id()), Ordering::SeqCst);
+            }
+            Some(last) => {
+                if ops::process::has_io_uring() {
+                    // Asked after it has become visible: whoever sets one up either sees it, or is seen.
+                    // SAFETY: counted in.
+                    unsafe { slot.connection() }.pin(fd, Reason::IoUring);
+                }
+                if last.is_registered() {
+                    // Counted in, so nobody takes it out of TCP before the set knows it.
+                    ops::epoll::grown_up(fd, last, slot);
+                }
+            }
         }
         slot.leave();
     });
@@ -259,6 +268,11 @@ pub(crate) fn is_connection(fd: i32) -> bool {
         let word = cell.load(Ordering::Relaxed);
         word != 0 && (word & TAG == 0 || Young::of(word).is_some())
     })
+}
+
+/// Whether `fd` is a descriptor of the connection in `slot`.
+pub(crate) fn is_of(fd: i32, slot: &'static Slot) -> bool {
+    cell(fd).is_some_and(|cell| cell.load(Ordering::SeqCst) == std::ptr::from_ref(slot).addr())
 }
 
 /// Notes that `fd` is a TCP socket that the program has just made.
@@ -410,6 +424,9 @@ fn forget(word: usize, fd: i32, open: bool) {
         if stats::are_wanted() && (open || young.is_connected()) && counts(young, fd) {
             stats::closed_young(young, fd);
         }
+        if let Some(set) = young.set(fd) {
+            ops::epoll::closed_young(set, fd, young);
+        }
         return;
     }
     let _uninterrupted = Uninterrupted::begin();
@@ -502,8 +519,7 @@ pub(crate) fn hold(old: i32) -> Option<Held> {
 
 /// A descriptor of the connection in `slot`.
 pub(crate) fn descriptor_of(slot: &'static Slot) -> Option<i32> {
-    let word = std::ptr::from_ref(slot).addr();
-    descriptors().find(|&fd| cell(fd).is_some_and(|cell| cell.load(Ordering::Relaxed) == word))
+    descriptors().find(|&fd| is_of(fd, slot))
 }
 
 /// Every descriptor that has an entry now.

@@ -33,7 +33,7 @@ use thallus_transport::connection::Waits;
 use thallus_transport::reason::Reason;
 use thallus_transport::spin::{Spin, spin_for};
 
-pub(crate) use self::early::{connects, unwatched};
+pub(crate) use self::early::{closed_young, connects, grown_up, unwatched};
 use self::member::{EXCLUSIVE, Member, ONESHOT};
 use self::set::{Members, memberships};
 pub(crate) use self::set::{Quiet, Set, quiesce};
@@ -76,6 +76,9 @@ pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epo
     }
     // SAFETY: null or readable, as the caller says.
     let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
+    if let Some(result) = early::control_young(epfd, operation, fd, wanted, kernel) {
+        return result;
+    }
     let Some(call) = table::enter(fd) else {
         if let (Some(set), Some((_, data))) = (table::epoll_set(epfd), wanted) {
             errno::keep(|| set.names(data));
@@ -167,7 +170,7 @@ impl Members {
         let result = kernel(&raw mut ours);
         if result == 0 {
             errno::keep(|| {
-                self.insert(set, fd, member);
+                self.take_in(set, fd, member);
                 self.settle(set, fd);
             });
         }

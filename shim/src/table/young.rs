@@ -2,12 +2,12 @@
 //!
 //! Most of what a short connection would cost is the making of a [`Slot`] and of a block in the arena, with their locks,
 //! and what they push out of the caches. So until its [`ADULT`]th call a connection is *young*: its entry holds all that
-//! there is to know. Whatever needs more than to read, write, poll or close makes it grow up at once.
+//! there is to know. Whatever needs more than to read, write, poll or close, or to be in one epoll set, makes it grow up at once.
 //!
 //! A call on a young connection is a [`Visit`], counted in the word, for the same reason that a call on a slot is: nobody
 //! may take the connection out of TCP beside it. If it grows up meanwhile, its visits become the slot's.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use thallus_transport::arena::{Block, Role};
@@ -17,6 +17,7 @@ use thallus_transport::uninterrupted::Uninterrupted;
 
 use super::slot::{Slot, USER};
 use super::{LIMIT, TABLE, TAG, YOUNG, cell, grow_up};
+use crate::ops::epoll::Set;
 use crate::{errno, ops};
 
 /// Calls after which a connection is worth a slot, if it is not to leave TCP before.
@@ -25,8 +26,8 @@ const ADULT: usize = 4;
 /// The entry of a young connection.
 ///
 /// ```text
-///  63 … 32     31 … 16  15 … 9  8        7     6 … 5  4     3          2       1 … 0
-///  generation  port     visits  awaited  poor  calls  used  connected  server  YOUNG
+///  63 … 32     31 … 16  15          14 … 9  8        7     6 … 5  4     3          2       1 … 0
+///  generation  port     registered  visits  awaited  poor  calls  used  connected  server  YOUNG
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Young(usize);
@@ -41,7 +42,8 @@ const CALLS: usize = 3 << 5;
 const POOR: usize = 1 << 7;
 const AWAITED: usize = 1 << 8;
 const VISIT: usize = 1 << 9;
-const VISITS: usize = 0x7f << 9;
+const VISITS: usize = 0x3f << 9;
+const REGISTERED: usize = 1 << 15;
 
 impl Young {
     /// A connection that nobody has used yet.
@@ -100,10 +102,11 @@ impl Young {
         (bytes & 0xffff_ffff, bytes >> 32)
     }
 
-    /// Turns the entry of `fd` into `slot`, in which the visits are counted on. False if it is no longer this connection's.
-    pub(super) fn becomes(self, slot: &'static Slot, fd: i32) -> bool {
-        let Some(cell) = cell(fd) else { return false };
-        let Ok(mut moved) = MOVED.lock() else { return false };
+    /// Turns the entry of `fd` into `slot`, in which the visits are counted on. Returns what it was last; `None` if it is no
+    /// longer this connection's.
+    pub(super) fn becomes(self, slot: &'static Slot, fd: i32) -> Option<Self> {
+        let cell = cell(fd)?;
+        let mut moved = MOVED.lock().ok()?;
         let adult = std::ptr::from_ref(slot).expose_provenance();
         let mut now = self;
         loop {
@@ -116,21 +119,51 @@ impl Young {
                     moved.extend((0..now.visits()).map(|_| (self.generation(), slot)));
                     // SAFETY: the caller is counted in.
                     drain(fd, unsafe { slot.connection() }.block);
-                    return true;
+                    return Some(now);
                 }
                 Err(word) => {
                     slot.holds.fetch_sub(u64::from(now.visits()) * USER, Ordering::SeqCst);
                     match Self::of(word).filter(|other| other.generation() == self.generation()) {
                         Some(other) => now = other,
-                        None => return false,
+                        None => return None,
                     }
                 }
             }
         }
     }
 
-    fn generation(self) -> u32 {
+    /// Tells it from those that had its descriptor before. Never 0.
+    pub(crate) fn generation(self) -> u32 {
         (self.0 >> 32) as u32
+    }
+
+    /// Whether an epoll set has it.
+    pub(crate) fn is_registered(self) -> bool {
+        self.0 & REGISTERED != 0
+    }
+
+    /// The set that has it: the only one, since it grows up before a second.
+    pub(crate) fn set(self, fd: i32) -> Option<&'static Set> {
+        let set = SETS[fd as usize].load(Ordering::Acquire);
+        // SAFETY: null, or a set, which is never freed.
+        if self.is_registered() { unsafe { set.as_ref() } } else { None }
+    }
+
+    /// Notes that `set` has it as `fd`. False if it is no longer this young connection's entry.
+    pub(crate) fn register(self, fd: i32, set: &'static Set) -> bool {
+        SETS[fd as usize].store(std::ptr::from_ref(set).cast_mut(), Ordering::Release);
+        self.update(fd, |word| word | REGISTERED)
+    }
+
+    /// Notes that no set has it, and whether it was `awaited` in the one that had.
+    pub(crate) fn unregister(self, fd: i32, awaited: bool) {
+        self.update(fd, |word| word & !REGISTERED | if awaited { AWAITED } else { 0 });
+    }
+
+    fn update(self, fd: i32, change: impl Fn(usize) -> usize) -> bool {
+        let ours = |word| Self::of(word).is_some_and(|young| young.generation() == self.generation());
+        let change = |word| ours(word).then(|| change(word));
+        cell(fd).is_some_and(|cell| cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change).is_ok())
     }
 
     /// Whether there was no memory for it to grow up.
@@ -140,11 +173,7 @@ impl Young {
 
     /// Notes that there was no memory for it to grow up.
     pub(super) fn becomes_poor(self, fd: i32) {
-        let Some(cell) = cell(fd) else { return };
-        let poor = |word| {
-            Self::of(word).filter(|young| young.generation() == self.generation()).map(|_| word | POOR)
-        };
-        let _ = cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, poor);
+        self.update(fd, |word| word | POOR);
     }
 
     /// With one more call, which is inside.
@@ -180,6 +209,9 @@ impl Young {
 
 /// Application bytes of young connections: sent in the lower half, received in the upper.
 static BYTES: [AtomicU64; LIMIT] = [const { AtomicU64::new(0) }; LIMIT];
+
+/// The epoll sets that have young connections.
+static SETS: [AtomicPtr<Set>; LIMIT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; LIMIT];
 
 /// More of them in one direction make a connection grow up: what one call adds then still fits.
 const MOST_BYTES: u64 = 1 << 30;

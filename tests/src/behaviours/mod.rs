@@ -14,6 +14,7 @@ mod dying;
 mod ending;
 mod epoll;
 mod epoll_sets;
+mod epoll_young;
 mod flags;
 mod handing_on;
 pub mod helpers;
@@ -205,6 +206,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("polling", polling::ALL),
     ("epoll", epoll::ALL),
     ("epoll_sets", epoll_sets::ALL),
+    ("epoll_young", epoll_young::ALL),
     ("descriptors", descriptors::ALL),
     ("threads", threads::ALL),
     ("cancelling", cancelling::ALL),

@@ -1,13 +1,16 @@
-//! Sockets that are registered before they connect, as nginx does with those to its upstreams. The set keeps what the
-//! program asked for, and makes it a registration of the connection as soon as there is one.
+//! What is registered before it is worth a [`Member`]: sockets that have not connected, as nginx has those to its upstreams, and
+//! young connections. The kernel does what the program asks, and the set keeps it, to make it a registration of the connection
+//! as soon as there is one that may leave TCP.
 
 use libc::epoll_event;
 use rustix::fd::BorrowedFd;
 use thallus_transport::reason::Reason;
+use thallus_transport::settings::settings;
 use thallus_transport::tcp;
 
-use super::member::{EXCLUSIVE, Member};
-use super::set::{self, Set};
+use super::member::{EXCLUSIVE, Member, ONESHOT};
+use super::set::{self, Early, Members, Set};
+use crate::table::{Slot, Young};
 use crate::{config, errno, table};
 
 /// Whether `fd`, which is no connection, may become one.
@@ -48,13 +51,13 @@ pub(super) fn control(
         (libc::EPOLL_CTL_DEL, _) => {
             members.early.remove(&fd);
         }
-        (_, Some(wanted)) => {
-            members.early.insert(fd, wanted);
+        (_, Some((events, data))) => {
+            members.early.insert(fd, Early { events, data, generation: 0 });
             let unconnected = table::watch_socket(fd);
             drop(members);
             if !unconnected {
                 // Another thread has connected it meanwhile, and has not seen this.
-                errno::keep(|| adopt(set, fd));
+                errno::keep(|| become_member(set, fd));
             }
         }
         _ => {}
@@ -62,10 +65,86 @@ pub(super) fn control(
     result
 }
 
+/// `epoll_ctl(2)` for a connection that is young, and stays so; `kernel` is the original. `None` if it has to grow up: for a
+/// second set, for what the kernel disables by itself, or because a peer on another host may greet it.
+pub(super) fn control_young(
+    epfd: i32,
+    operation: i32,
+    fd: i32,
+    wanted: Option<(u32, u64)>,
+    kernel: impl Fn(*mut epoll_event) -> i32,
+) -> Option<i32> {
+    let young = table::young(fd)?;
+    let mut asked = wanted.map(|(events, data)| epoll_event { events, u64: data });
+    let plain = wanted.is_some_and(|(events, _)| events & (ONESHOT | EXCLUSIVE) == 0);
+    let known = table::epoll_set(epfd);
+    let at_home = young.set(fd).zip(known).is_some_and(|(its, set)| std::ptr::eq(its, set));
+    match operation {
+        libc::EPOLL_CTL_ADD if plain && !young.is_registered() && settings().verbs.peers.is_empty() => {}
+        libc::EPOLL_CTL_MOD if plain && at_home => {}
+        libc::EPOLL_CTL_DEL if at_home => {}
+        _ => return None,
+    }
+    if table::is_borrowed() {
+        return None;
+    }
+    let set = known.or_else(|| errno::keep(|| table::add_epoll_set(epfd)))?;
+    let mut members = set.lock()?;
+    // Another thread's call may make it grow up. From here on that waits for the lock, and then finds what is left below.
+    let ours = if operation == libc::EPOLL_CTL_ADD {
+        young.register(fd, set)
+    } else {
+        members.has_early(fd, young.generation())
+    };
+    if !ours {
+        return None;
+    }
+    let result = kernel(asked.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut));
+    match (operation, wanted) {
+        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some((events, data))) if result == 0 => {
+            members.unbury(data);
+            members.early.insert(fd, Early { events, data, generation: young.generation() });
+        }
+        (libc::EPOLL_CTL_ADD, _) => young.unregister(fd, false),
+        (libc::EPOLL_CTL_DEL, _) if result == 0 => {
+            members.early.remove(&fd);
+            young.unregister(fd, set.is_awaited());
+        }
+        _ => {}
+    }
+    Some(result)
+}
+
+/// A young connection has grown up to `slot`, in which the caller is counted in; it was `last` a registered one.
+pub(crate) fn grown_up(fd: i32, last: Young, slot: &'static Slot) {
+    let adopt = |set| adopt(set, fd, last.generation(), slot);
+    let known = last.set(fd).map_or(Some(false), adopt).and_then(|found| {
+        // Its number was given to another while it was being registered.
+        if found {
+            Some(true)
+        } else {
+            set::all()?.into_iter().try_fold(false, |found, set| Some(found | adopt(set)?))
+        }
+    });
+    if known.is_none() {
+        // SAFETY: counted in.
+        unsafe { slot.connection() }.pin(fd, Reason::UnsupportedCall);
+    }
+}
+
+/// A young connection, registered in `set`, is closed.
+pub(crate) fn closed_young(set: &'static Set, fd: i32, young: Young) {
+    if let Some(mut members) = set.lock()
+        && members.has_early(fd, young.generation())
+    {
+        members.early.remove(&fd);
+    }
+}
+
 /// A socket that sets have registered connects.
 pub(crate) fn connects(fd: i32) {
     for set in set::all().unwrap_or_default() {
-        adopt(set, fd);
+        become_member(set, fd);
     }
 }
 
@@ -78,23 +157,42 @@ pub(crate) fn unwatched(fd: i32) {
     }
 }
 
-fn adopt(set: &'static Set, fd: i32) {
-    let Some(mut members) = set.lock() else { return };
-    let Some((events, data)) = members.early.remove(&fd) else { return };
-    drop(members);
-    // Grows up, for which the set's lock must be free.
-    let Some(call) = table::enter(fd) else { return };
-    if events & EXCLUSIVE != 0 {
-        call.connection().pin(fd, Reason::Exclusive);
+fn become_member(set: &'static Set, fd: i32) {
+    if set.lock().is_some_and(|members| members.has_early(fd, 0))
+        // Grows up, for which the set's lock must be free.
+        && let Some(call) = table::enter(fd)
+    {
+        adopt(set, fd, 0, call.slot);
     }
-    let active = call.connection().is_active();
-    if let Some(mut members) = set.lock() {
-        let mut member = Member::new(call.slot, fd, events, data, false);
-        if active {
-            member.became_active();
-        }
-        members.insert(set, fd, member);
-        members.settle(set, fd);
-        members.sync(set, fd);
+}
+
+/// Makes what `set` has as `fd`, with this generation, a member for `slot`, in which the caller is counted in. Whether there was
+/// such a thing; `None` if a signal handler interrupts a change of the set.
+fn adopt(set: &'static Set, fd: i32, generation: u32, slot: &'static Slot) -> Option<bool> {
+    let mut members = set.lock()?;
+    let Some(early) = members.early.get(&fd).copied().filter(|early| early.generation == generation) else {
+        return Some(false);
+    };
+    members.early.remove(&fd);
+    let Early { events, data, .. } = early;
+    // SAFETY: counted in.
+    let connection = unsafe { slot.connection() };
+    if events & EXCLUSIVE != 0 {
+        connection.pin(fd, Reason::Exclusive);
+    }
+    let active = connection.is_active();
+    let mut member = Member::new(slot, fd, events, data, false);
+    if active {
+        member.became_active();
+    }
+    members.take_in(set, fd, member);
+    members.settle(set, fd);
+    members.sync(set, fd);
+    Some(true)
+}
+
+impl Members {
+    fn has_early(&self, fd: i32, generation: u32) -> bool {
+        self.early.get(&fd).is_some_and(|early| early.generation == generation)
     }
 }

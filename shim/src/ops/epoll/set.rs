@@ -12,7 +12,7 @@ use thallus_transport::spin::Patience;
 
 use super::member::{ET, Member, ONESHOT};
 use crate::real;
-use crate::table::Slot;
+use crate::table::{self, Slot};
 
 /// One epoll set. Recycled, never freed.
 #[derive(Debug)]
@@ -73,9 +73,18 @@ pub(super) struct Members {
     pub(super) hot: Vec<i32>,
     /// Registrations whose connections have memory to give back, and when they are to be looked at.
     grown: VecDeque<(Instant, i32)>,
-    /// TCP sockets that have not connected: events and data.
-    pub(super) early: HashMap<i32, (u32, u64)>,
+    /// What is no member yet, by its descriptor.
+    pub(super) early: HashMap<i32, Early, BuildHasherDefault<Number>>,
     graves: Graves,
+}
+
+/// A registration of a TCP socket that has not connected, or of a connection that is young. The kernel has it as it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Early {
+    pub(super) events: u32,
+    pub(super) data: u64,
+    /// Of the young connection; 0 for a socket.
+    pub(super) generation: u32,
 }
 
 /// How long a registration is cold before its connection gives memory back: to free pages, and to get them again for the next
@@ -276,7 +285,7 @@ impl Set {
     /// The program registers another descriptor with `data`.
     pub(super) fn names(&'static self, data: u64) {
         if let Some(mut members) = self.lock() {
-            members.graves.buried.remove(&data);
+            members.unbury(data);
         }
     }
 
@@ -369,13 +378,30 @@ impl Members {
             set.one_shots.store(true, Ordering::SeqCst);
         }
         self.by_data.entry(member.kernel.1).or_default().push(fd);
-        self.graves.buried.remove(&member.kernel.1);
+        self.unbury(member.kernel.1);
         self.by_fd.insert(fd, member);
+    }
+
+    /// [`Self::insert`]s the member, unless its connection has been closed meanwhile.
+    pub(super) fn take_in(&mut self, set: &'static Set, fd: i32, member: Member) {
+        let slot = member.slot;
+        self.insert(set, fd, member);
+        // Who closes changes the table first, and then looks for members.
+        if !table::is_of(fd, slot) {
+            self.remove(set, fd);
+        }
     }
 
     /// Whether a report with `data` is on a registration that is no more.
     pub(super) fn is_buried(&self, data: u64) -> bool {
         self.graves.buried.contains_key(&data)
+    }
+
+    /// A report with `data` may be on something else from now on.
+    pub(super) fn unbury(&mut self, data: u64) {
+        if !self.graves.buried.is_empty() {
+            self.graves.buried.remove(&data);
+        }
     }
 
     pub(super) fn remove(&mut self, set: &'static Set, fd: i32) {
