@@ -310,12 +310,14 @@ pub(crate) fn wait(
     if set.active.load(Ordering::SeqCst) > 0 {
         return set.wait(epfd, events, timeout, mask).map(count);
     }
-    // A connection that another thread adds, or that leaves TCP, while this thread sleeps is armed at
-    // once, because the thread is counted: its bell ends the sleep, and the report is sorted out here.
     let deadline = deadline_of(timeout);
     loop {
         let left = if timeout == Some(Duration::ZERO) { timeout } else { remaining(deadline) };
-        let look = set.begins_to_sleep();
+        // A connection that another thread adds, or that leaves TCP, while this thread sleeps is armed at
+        // once, because the thread is counted: its bell ends the sleep, and the report is sorted out here.
+        let Some(look) = set.begins_to_sleep() else {
+            return set.wait(epfd, events, left, mask).map(count);
+        };
         let got = kernel(epfd, events, left, mask);
         let (look, plain) = set.woke(look);
         let kept = got.map(|got| if plain { got } else { set.sort_out(events, got, false).0 });

@@ -11,6 +11,8 @@ use crate::side::{Side, receive_exactly, while_blocked};
 
 /// Connections, one after the other.
 const SHORT_LIVED: u64 = 300;
+/// Reads by another thread, of which most find nothing: meanwhile the connection leaves TCP.
+const TRIES: usize = 400;
 /// Exchanges after which both sides have left TCP.
 const ROUNDS: usize = 40;
 const ENVIRONMENT: &[(&str, &str)] = &[("THALLUS_UPGRADE_AFTER", "8")];
@@ -168,7 +170,7 @@ fn talks_again(side: &Side) {
     side.sync("done");
 }
 
-/// One thread adds a connection to its set while another uses it.
+/// One thread adds a connection to its set, and waits there, while another uses it.
 fn adds_while_another_reads(side: &Side) {
     let listener = side.listen();
     let epfd = calls::epoll_create().expect("epoll_create1");
@@ -178,7 +180,7 @@ fn adds_while_another_reads(side: &Side) {
         scope.spawn(move || {
             quietly(|| {
                 for fd in given {
-                    for _ in 0..8 {
+                    for _ in 0..TRIES {
                         echo_once(fd);
                     }
                     finished.send(()).expect("the loop is there");
@@ -190,7 +192,6 @@ fn adds_while_another_reads(side: &Side) {
                 let fd = calls::accept4(listener, SOCK_NONBLOCK).expect("accept4");
                 reader.send(fd).expect("the reader is there");
                 calls::epoll_add(epfd, fd, EPOLLIN, data).expect("EPOLL_CTL_ADD");
-                done.recv().expect("the reader is there");
                 loop {
                     let ready = calls::epoll_wait(epfd, 8, -1).expect("epoll_wait");
                     assert_eq!(ready.iter().map(|ready| ready.data).collect::<Vec<_>>(), [data]);
@@ -198,6 +199,7 @@ fn adds_while_another_reads(side: &Side) {
                         break;
                     }
                 }
+                done.recv().expect("the reader is there");
                 calls::close(fd).expect("close");
             }
         });

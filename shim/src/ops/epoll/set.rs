@@ -260,11 +260,15 @@ impl Set {
         }
     }
 
-    /// As [`Self::looks`], of a thread that may sleep, and is counted. Always followed by [`Self::woke`].
-    pub(super) fn begins_to_sleep(&'static self) -> Option<u64> {
+    /// As [`Self::looks`], of a thread that may sleep, and is counted, in a set of which nothing has left TCP. `None` if something
+    /// has by now, which may be hot, and then rings for nobody. Else always followed by [`Self::woke`].
+    pub(super) fn begins_to_sleep(&'static self) -> Option<Option<u64>> {
         let members = self.lock();
+        if members.is_some() && self.active.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        members.map(|mut members| members.graves.begin())
+        Some(members.map(|mut members| members.graves.begin()))
     }
 
     /// The thread has slept, and may have a report. True if that is the program's as it is, because nothing in the set is
