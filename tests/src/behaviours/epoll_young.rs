@@ -12,7 +12,7 @@ use crate::side::{Side, receive_exactly, while_blocked};
 /// Connections, one after the other.
 const SHORT_LIVED: u64 = 300;
 /// Reads by another thread, of which most find nothing: meanwhile the connection leaves TCP.
-const TRIES: usize = 400;
+const TRIES: usize = 100;
 /// Exchanges after which both sides have left TCP.
 const ROUNDS: usize = 40;
 const ENVIRONMENT: &[(&str, &str)] = &[("THALLUS_UPGRADE_AFTER", "8")];
