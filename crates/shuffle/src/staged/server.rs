@@ -32,6 +32,9 @@ use crate::{Cluster, Error, NodeId, Result, stream, wire};
 /// The eventfd among the connections' numbers.
 const STOP: u64 = u64::MAX;
 
+/// Until it is tried again to accept a connection for which there was no descriptor or no memory.
+const PAUSE_MS: u8 = 100;
+
 /// Bytes that a responder sends on one connection before others have their turn.
 const TURN: usize = 2 << 20;
 
@@ -81,6 +84,8 @@ pub struct ServerStatus {
     pub bytes: u64,
     /// Times that a socket had no room.
     pub full_socket: u64,
+    /// Times that there was no descriptor, or no memory, for a connection. It is tried again every 100 ms.
+    pub scarce: u64,
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +95,7 @@ struct Counters {
     chunks: AtomicU64,
     bytes: AtomicU64,
     full_socket: AtomicU64,
+    scarce: AtomicU64,
 }
 
 pub(super) type Asked = (Arc<Connection>, Request);
@@ -134,13 +140,14 @@ impl Server {
 
     pub(super) fn status(&self) -> ServerStatus {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { connections, requests, chunks, bytes, full_socket } = &self.counters;
+        let Counters { connections, requests, chunks, bytes, full_socket, scarce } = &self.counters;
         ServerStatus {
             connections: load(connections),
             requests: load(requests),
             chunks: load(chunks),
             bytes: load(bytes),
             full_socket: load(full_socket),
+            scarce: load(scarce),
         }
     }
 
@@ -185,18 +192,38 @@ impl Server {
 
     /// The listener.
     pub(super) fn listen(&self, listener: &TcpListener) {
+        let mut paused = false;
         for number in 0.. {
             let mut waited = [
-                PollFd::new(listener.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.stop.as_fd(), PollFlags::POLLIN),
+                PollFd::new(listener.as_fd(), PollFlags::POLLIN),
             ];
-            match poll(&mut waited, PollTimeout::NONE) {
-                Ok(_) if waited[1].any() == Some(true) => return,
+            // A connection that can't be accepted keeps the listener readable.
+            let (waited, limit) = if paused {
+                (&mut waited[..1], PollTimeout::from(PAUSE_MS))
+            } else {
+                (&mut waited[..], PollTimeout::NONE)
+            };
+            match poll(waited, limit) {
+                Ok(_) if waited[0].any() == Some(true) => return,
                 Ok(_) => {}
                 Err(nix::errno::Errno::EINTR) => continue,
                 Err(_) => return, // no memory
             }
-            let Ok((stream, _)) = listener.accept() else { continue };
+            paused = false;
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    if let Some(
+                        nix::libc::EMFILE | nix::libc::ENFILE | nix::libc::ENOBUFS | nix::libc::ENOMEM,
+                    ) = error.raw_os_error()
+                    {
+                        self.counters.scarce.fetch_add(1, Ordering::Relaxed);
+                        paused = true;
+                    }
+                    continue;
+                }
+            };
             if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
                 continue;
             }
