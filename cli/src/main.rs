@@ -11,6 +11,7 @@ mod library;
 mod pin;
 mod program;
 mod run;
+mod shuffle;
 mod status;
 mod top;
 
@@ -38,6 +39,7 @@ enum Command {
     Pin(pin::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
+    Shuffle(shuffle::Args),
 }
 
 /// Writes to standard output, whose reader may have seen enough, as in `thallus status | head`.
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Pin(args) => pin::run(&args).map(done),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Shuffle(args) => shuffle::exec(&args).map(done),
     };
     match outcome {
         Ok(status) => status,

@@ -16,7 +16,7 @@ use thallus_columnar::{
 use crate::{Error, Result, WorkerId};
 
 /// Bytes of a frame: what a decoder takes as one body.
-pub(crate) const LARGEST: usize = 2 << 30;
+pub const LARGEST: usize = 2 << 30;
 
 /// The sending end.
 #[derive(Debug)]
@@ -57,13 +57,19 @@ impl Out {
 #[derive(Debug)]
 pub struct In {
     decoder: Decoder,
-    schema: SchemaRef,
+    /// None until the sender has said it, for a receiver that takes any.
+    schema: Option<SchemaRef>,
 }
 
 impl In {
     pub fn new(schema: SchemaRef) -> Self {
+        Self { schema: Some(schema), ..Self::of_any_schema() }
+    }
+
+    /// A receiver that takes the sender's schema.
+    pub fn of_any_schema() -> Self {
         let options = DecodeOptions::default().with_misaligned(Misaligned::Copy);
-        Self { decoder: Decoder::new(options), schema }
+        Self { decoder: Decoder::new(options), schema: None }
     }
 
     /// The batches of a frame, whose columns are slices of it.
@@ -111,11 +117,14 @@ impl In {
     }
 
     fn event(&mut self, body: Buffer, batches: &mut Vec<RecordBatch>) -> Result<()> {
-        match self.decoder.body(body)? {
-            Event::Schema(schema) if schema.fields() == self.schema.fields() => {}
-            Event::Schema(_) => return Err(Error::Schema),
-            Event::Dictionary => {}
-            Event::Batch(batch) => batches.push(batch.with_schema(self.schema.clone())?),
+        match (self.decoder.body(body)?, &self.schema) {
+            (Event::Schema(schema), Some(wanted)) if schema.fields() != wanted.fields() => {
+                return Err(Error::Schema);
+            }
+            (Event::Schema(schema), None) => self.schema = Some(schema),
+            (Event::Schema(_) | Event::Dictionary, _) => {}
+            (Event::Batch(batch), Some(schema)) => batches.push(batch.with_schema(schema.clone())?),
+            (Event::Batch(batch), None) => batches.push(batch),
         }
         Ok(())
     }

@@ -1,0 +1,107 @@
+//! Sessions of the engine: over workers, or in this process alone.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use datafusion::common::DataFusionError;
+use datafusion::execution::SessionStateBuilder;
+use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
+use datafusion_distributed::{DistributedExt, SessionStateBuilderExt, WorkerResolver};
+use url::Url;
+
+use crate::Transport;
+use crate::client::{Resolver, SCHEME};
+
+/// How queries are planned.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Planning {
+    /// A folder that all workers see by the same path: NAME.parquet, or a folder NAME of such files, is a table
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<std::path::PathBuf>,
+    /// Partitions of a task [default: processors]
+    #[arg(long)]
+    pub(crate) partitions: Option<usize>,
+    /// Bytes of files for each partition of a scan: fewer make more workers take part
+    #[arg(long, default_value_t = 1 << 20)]
+    pub(crate) scan_bytes: usize,
+    /// Options of DataFusion
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(crate) options: Vec<String>,
+}
+
+pub(crate) fn url(transport: Transport, worker: &str) -> Result<Url> {
+    let scheme = match transport {
+        Transport::Thallus => SCHEME,
+        Transport::Grpc => "http",
+    };
+    let url = Url::parse(&format!("{scheme}://{worker}")).with_context(|| format!("worker {worker}"))?;
+    ensure!(
+        url.port().is_some() && url.path().trim_matches('/').is_empty(),
+        "worker {worker}: HOST:PORT is wanted"
+    );
+    Ok(url)
+}
+
+struct Workers(Vec<Url>);
+
+impl WorkerResolver for Workers {
+    fn get_urls(&self) -> Result<Vec<Url>, DataFusionError> {
+        Ok(self.0.clone())
+    }
+}
+
+/// Without workers this process does it all.
+pub(crate) async fn session(
+    workers: Vec<Url>,
+    resolver: &Resolver,
+    planning: &Planning,
+) -> Result<SessionContext> {
+    let mut config = SessionConfig::new();
+    if let Some(partitions) = planning.partitions {
+        config = config.with_target_partitions(partitions);
+    }
+    for option in &planning.options {
+        let (key, value) =
+            option.split_once('=').with_context(|| format!("{option}: KEY=VALUE is wanted"))?;
+        config.options_mut().set(key, value)?;
+    }
+    let builder = SessionStateBuilder::new().with_default_features().with_config(config);
+    let state = match workers.is_empty() {
+        true => builder.build(),
+        false => builder
+            .with_distributed_worker_resolver(Workers(workers))
+            .with_distributed_channel_resolver(resolver.clone())
+            .with_distributed_planner()
+            .with_distributed_file_scan_config_bytes_per_partition(planning.scan_bytes)?
+            .with_distributed_metrics_collection(false)?
+            .with_distributed_compression(None)?
+            .build(),
+    };
+    let context = SessionContext::from(state);
+    if let Some(folder) = &planning.data {
+        tables(&context, folder).await?;
+    }
+    Ok(context)
+}
+
+async fn tables(context: &SessionContext, folder: &Path) -> Result<()> {
+    let folder = folder.canonicalize().with_context(|| folder.display().to_string())?;
+    for entry in folder.read_dir()? {
+        let path = entry?.path();
+        let is_file = path.extension().is_some_and(|extension| extension == "parquet");
+        let (Some(name), Some(text)) = (path.file_stem().and_then(|name| name.to_str()), path.to_str())
+        else {
+            continue;
+        };
+        let text = match (path.is_dir(), is_file) {
+            (true, _) => format!("{text}/"),
+            (false, true) => text.to_owned(),
+            (false, false) => continue,
+        };
+        context
+            .register_parquet(name, &text, ParquetReadOptions::default())
+            .await
+            .with_context(|| text.clone())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,223 @@
+//! Workers and sessions in one process, where streams can be left unread, and workers that lie.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use arrow_array::RecordBatch;
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
+use datafusion::prelude::SessionContext;
+use datafusion_distributed::{ChannelResolver, ExecuteTaskRequest, ProducerHeadSpec, TaskKey};
+use futures_util::{StreamExt, TryStreamExt};
+use http::HeaderMap;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use url::Url;
+use uuid::Uuid;
+
+use crate::Transport;
+use crate::client::Resolver;
+use crate::run::statuses;
+use crate::session::{Planning, session, url};
+use crate::wire::{ALL, GREETING, HEAD, Head, Kind, greeting};
+
+const WINDOW: usize = 64 << 10;
+
+/// What a piece of rows may be longer than the window's last byte: about a piece, rounded up.
+const FRAME: usize = 2 << 20;
+
+const LINES: i64 = 40_000;
+
+/// Its rows come from all workers, and are far more than a window.
+const MANY: &str = "SELECT a.order_id, a.note, b.note FROM lines a JOIN lines b ON a.order_id = b.order_id";
+
+struct Cluster {
+    addresses: Vec<String>,
+    resolver: Resolver,
+    context: SessionContext,
+    _tables: tempfile::TempDir,
+}
+
+impl Cluster {
+    async fn new(workers: usize) -> Self {
+        let tables = tempfile::tempdir().unwrap();
+        let folder = tables.path().join("tables");
+        crate::tables::generate(&folder, LINES.cast_unsigned()).await.unwrap();
+        let mut addresses = Vec::new();
+        for _ in 0..workers {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            addresses.push(listener.local_addr().unwrap().to_string());
+            tokio::spawn(crate::worker::run(listener, Resolver::new(WINDOW)));
+        }
+        let resolver = Resolver::new(WINDOW);
+        let context = context(&addresses, &resolver, &folder).await;
+        Self { addresses, resolver, context, _tables: tables }
+    }
+
+    async fn unread(&self) -> usize {
+        let mut most = 0;
+        for address in &self.addresses {
+            let url = url(Transport::Thallus, address).unwrap();
+            most = most.max(self.resolver.connection(&url).await.unwrap().unread());
+        }
+        most
+    }
+
+    /// Until no worker has anything at work.
+    async fn is_idle(&self) {
+        let began = Instant::now();
+        loop {
+            let statuses = statuses(&self.addresses, &self.resolver).await.unwrap();
+            if statuses.iter().all(|status| (status.partitions, status.plans) == (0, 0)) {
+                return;
+            }
+            assert!(began.elapsed() < Duration::from_secs(30), "{statuses:?}");
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+async fn context(addresses: &[String], resolver: &Resolver, folder: &Path) -> SessionContext {
+    let planning = Planning {
+        data: Some(folder.to_owned()),
+        partitions: Some(2),
+        scan_bytes: 1,
+        options: [
+            "datafusion.optimizer.hash_join_single_partition_threshold=0",
+            "datafusion.optimizer.hash_join_single_partition_threshold_rows=0",
+        ]
+        .map(str::to_owned)
+        .into(),
+    };
+    let urls = addresses.iter().map(|address| url(Transport::Thallus, address).unwrap()).collect();
+    session(urls, resolver, &planning).await.unwrap()
+}
+
+async fn count(context: &SessionContext, query: &str) -> i64 {
+    let query = format!("SELECT count(*) FROM ({query})");
+    let batches: Vec<RecordBatch> = context.sql(&query).await.unwrap().collect().await.unwrap();
+    batches[0].column(0).as_primitive::<Int64Type>().value(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_stops_holds_up_nobody_else_and_little_memory() {
+    let cluster = Cluster::new(2).await;
+    let mut slow = cluster.context.sql(MANY).await.unwrap().execute_stream().await.unwrap();
+    let first = slow.next().await.unwrap().unwrap();
+    for _ in 0..3 {
+        assert_eq!(count(&cluster.context, "SELECT * FROM lines").await, LINES);
+        assert_eq!(count(&cluster.context, MANY).await, 4 * LINES);
+        // Four partitions of that query at most read from a worker at once: two tasks, two partitions.
+        let unread = cluster.unread().await;
+        assert!(unread <= 4 * (WINDOW + FRAME), "{unread}");
+    }
+    let rest: Vec<RecordBatch> = slow.try_collect().await.unwrap();
+    let rows: usize = rest.iter().map(RecordBatch::num_rows).sum();
+    assert_eq!((first.num_rows() + rows) as i64, 4 * LINES);
+    cluster.is_idle().await;
+    assert_eq!(cluster.unread().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_dropped_leaves_nothing_at_work() {
+    let cluster = Cluster::new(3).await;
+    for batches in [0, 1, 3] {
+        let mut stream = cluster.context.sql(MANY).await.unwrap().execute_stream().await.unwrap();
+        for _ in 0..batches {
+            stream.next().await.unwrap().unwrap();
+        }
+        drop(stream);
+        cluster.is_idle().await;
+        assert_eq!(cluster.unread().await, 0);
+    }
+    assert_eq!(count(&cluster.context, MANY).await, 4 * LINES);
+    cluster.is_idle().await;
+}
+
+/// A worker that greets, waits for a request of a kind, and answers with a frame.
+async fn liar(kind: Kind, answer: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static) -> Url {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        // Who has found it out connects again for the next request.
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = lie(&mut stream, kind, &answer).await;
+        }
+    });
+    url(Transport::Thallus, &address).unwrap()
+}
+
+/// Ends with the connection.
+async fn lie(stream: &mut TcpStream, kind: Kind, answer: &impl Fn(u64) -> Vec<u8>) -> std::io::Result<()> {
+    stream.read_exact(&mut [0; GREETING]).await?;
+    stream.write_all(&greeting()).await?;
+    loop {
+        let mut head = [0; HEAD];
+        stream.read_exact(&mut head).await?;
+        let head = Head::from_bytes(&head).unwrap();
+        stream.read_exact(&mut vec![0; head.length]).await?;
+        if head.kind == kind {
+            stream.write_all(&answer(head.request)).await?;
+        }
+    }
+}
+
+/// A frame that is no good, in answer to a request.
+fn frame(kind: Kind, partition: u32, length: usize) -> impl Fn(u64) -> Vec<u8> {
+    move |request| {
+        let head = Head { length, ..Head::new(kind, request, partition) };
+        [&head.to_bytes()[..], &vec![0; length]].concat()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_nobody_has_given_credit_for_end_the_connection() {
+    let url = liar(Kind::Execute, frame(Kind::Rows, 0, 64)).await;
+    let resolver = Resolver::new(WINDOW);
+    let mut channel = resolver.get_worker_client_for_url(&url).await.unwrap();
+    let task_key = TaskKey { query_id: Uuid::nil(), stage_id: 0, task_number: 0 };
+    let (target_partition_start, target_partition_end) = (0, 2);
+    let producer_head_spec = ProducerHeadSpec::None;
+    let request =
+        ExecuteTaskRequest { task_key, target_partition_start, target_partition_end, producer_head_spec };
+    let context = SessionContext::new().task_ctx();
+    let connection = resolver.connection(&url).await.unwrap();
+    let streams = channel
+        .execute_task(HeaderMap::new(), request, ExecutionPlanMetricsSet::new(), &context)
+        .await
+        .unwrap();
+    while connection.lives() {
+        tokio::task::yield_now().await;
+    }
+    for mut stream in streams {
+        let error = stream.next().await.unwrap().unwrap_err().to_string();
+        assert!(error.contains("is gone: it breaks the protocol: rows without credit"), "{error}");
+        assert!(stream.next().await.is_none());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_lies_is_an_error_of_the_query() {
+    let cases = [
+        (liar(Kind::Credit, frame(Kind::Rows, 0, 64)).await, "continuation marker"),
+        (liar(Kind::Credit, frame(Kind::Rows, 4711, 64)).await, "which nobody asked for"),
+        (liar(Kind::Execute, frame(Kind::Report, ALL, 0)).await, "as an answer to something else"),
+        (liar(Kind::Execute, frame(Kind::Execute, ALL, 0)).await, "from a worker"),
+        (liar(Kind::Execute, |_| vec![0xff; HEAD]).await, "a frame of kind"),
+        (liar(Kind::Execute, frame(Kind::Failed, ALL, 8)).await, "worker 127.0.0.1:"),
+    ];
+    let tables = tempfile::tempdir().unwrap();
+    let folder = tables.path().join("tables");
+    crate::tables::generate(&folder, 1000).await.unwrap();
+    for (url, says) in cases {
+        let address = url.authority().to_owned();
+        // Two tasks of one worker.
+        let context = context(&[address.clone(), address.clone()], &Resolver::new(WINDOW), &folder).await;
+        let query = context.sql("SELECT item, count(*) FROM lines GROUP BY item").await.unwrap();
+        let error =
+            tokio::time::timeout(Duration::from_secs(30), query.collect()).await.expect(says).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(says) && text.contains(&address), "{says}: {text}");
+    }
+}
