@@ -334,6 +334,12 @@ pub(crate) fn epoll_set(fd: i32) -> Option<&'static Set> {
     }
 }
 
+/// As [`add_epoll_set`], of one that the program has from elsewhere, if `fd` is one.
+#[cold]
+pub(crate) fn discover_epoll_set(fd: i32) -> Option<&'static Set> {
+    errno::keep(|| ops::epoll::is_epoll(fd).then(|| add_epoll_set(fd)).flatten())
+}
+
 /// Makes `fd` an epoll set that we look after.
 pub(crate) fn add_epoll_set(fd: i32) -> Option<&'static Set> {
     let set = Set::create(fd);

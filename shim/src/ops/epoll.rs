@@ -21,11 +21,12 @@ mod early;
 mod member;
 mod set;
 
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{epoll_event, sigset_t};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use thallus_transport::arena::State;
@@ -64,6 +65,15 @@ pub(crate) fn created(epfd: i32) {
     }
 }
 
+/// Whether the kernel takes `fd` for an epoll set.
+pub(crate) fn is_epoll(fd: i32) -> bool {
+    let Ok(stranger) = eventfd(0, EventfdFlags::CLOEXEC) else { return table::is_unknown(fd) };
+    // SAFETY: deletion takes no event. What is in no set is told from what is no set (epoll_ctl(2), ENOENT and EINVAL).
+    let deleted =
+        unsafe { real::epoll_ctl(fd, libc::EPOLL_CTL_DEL, stranger.as_raw_fd(), std::ptr::null_mut()) };
+    deleted < 0 && errno::now() == Errno::NOENT
+}
+
 /// `epoll_ctl(2)` on the set `epfd`.
 ///
 /// # Safety
@@ -94,7 +104,7 @@ pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epo
     }
     let set = match (table::epoll_set(epfd), operation) {
         (Some(set), _) => set,
-        (None, libc::EPOLL_CTL_ADD) => match errno::keep(|| table::add_epoll_set(epfd)) {
+        (None, libc::EPOLL_CTL_ADD) => match table::discover_epoll_set(epfd) {
             Some(set) => set,
             None => return kernel(event),
         },

@@ -10,7 +10,9 @@ use super::peers::{
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Errno, Fd, quietly};
 use crate::say;
-use crate::side::{Side, assert_waited, await_hangup, await_readable, await_unread, while_blocked};
+use crate::side::{
+    Side, assert_waited, await_hangup, await_readable, await_unread, receive_exactly, while_blocked,
+};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("level_triggered", level_triggered, sends_on_demand),
@@ -42,6 +44,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("other_names_of_events", other_names, sends_on_demand),
     Behaviour::connected("timeouts", timeouts, waits),
     Behaviour::connected("wrong_arguments", wrong_arguments, waits),
+    Behaviour::connected("a_connection_is_no_set", no_set, sends_on_demand),
     Behaviour::connected("data_comes_back_unchanged", data_unchanged, sends_on_demand),
     Behaviour::connected("close_takes_it_out", close_takes_it_out, sends_on_demand),
     Behaviour::connected("a_copy_keeps_it_in", copy_keeps_it_in, sends_on_demand),
@@ -483,6 +486,22 @@ fn wrong_arguments(side: &Side, fd: Fd) {
     assert_eq!(calls::epoll_add(epfd, file, EPOLLIN, 1), Err(Errno::EPERM));
     assert_eq!(calls::epoll_modify(epfd, file, EPOLLIN, 1), Err(Errno::EPERM));
     side.sync("done");
+}
+
+/// Mistaken for a set, it stays what it is.
+fn no_set(side: &Side, fd: Fd) {
+    let copy = calls::dup(fd).expect("dup");
+    let unconnected = calls::tcp_socket(side.family, 0).expect("socket");
+    for (epfd, other) in [(copy, fd), (fd, copy), (copy, unconnected), (unconnected, fd)] {
+        assert_eq!(calls::epoll_add(epfd, other, EPOLLIN, 1), Err(Errno::EINVAL));
+        assert_eq!(calls::epoll_modify(epfd, other, EPOLLIN, 1), Err(Errno::EINVAL));
+        assert_eq!(calls::epoll_delete(epfd, other), Err(Errno::EINVAL));
+        for number in [fd, copy] {
+            demand(side);
+            assert_eq!(receive_exactly(number, 4), b"data");
+        }
+    }
+    stop(side);
 }
 
 fn data_unchanged(side: &Side, fd: Fd) {

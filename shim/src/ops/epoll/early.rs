@@ -41,7 +41,7 @@ pub(super) fn control(
 ) -> i32 {
     let mut asked = wanted.map(|(events, data)| epoll_event { events, u64: data });
     let event = asked.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    let Some(set) = table::epoll_set(epfd).or_else(|| errno::keep(|| table::add_epoll_set(epfd))) else {
+    let Some(set) = table::epoll_set(epfd).or_else(|| table::discover_epoll_set(epfd)) else {
         return kernel(event);
     };
     let Some(mut members) = set.lock() else { return kernel(event) };
@@ -88,7 +88,7 @@ pub(super) fn control_young(
     if table::is_borrowed() {
         return None;
     }
-    let set = known.or_else(|| errno::keep(|| table::add_epoll_set(epfd)))?;
+    let set = known.or_else(|| table::discover_epoll_set(epfd))?;
     let mut members = set.lock()?;
     // Another thread's call may make it grow up. From here on that waits for the lock, and then finds what is left below.
     let ours = if operation == libc::EPOLL_CTL_ADD {
