@@ -290,21 +290,21 @@ impl Connection {
         }
     }
 
-    /// One partition, or with ALL a channel, is not wanted any more.
+    /// A partition is not wanted any more.
     fn cancel(&self, request: u64, partition: u32) {
         let mut books = self.books();
-        let over = match books.waiting.get_mut(&request) {
-            None => return,
-            Some(Waiting::Rows(inboxes)) => match inboxes.get_mut(partition as usize).map(Option::take) {
-                Some(Some(_)) => inboxes.iter().all(Option::is_none),
-                _ => return,
-            },
-            Some(_) => true,
-        };
-        if over {
+        let Some(Waiting::Rows(inboxes)) = books.waiting.get_mut(&request) else { return };
+        let Some(Some(_)) = inboxes.get_mut(partition as usize).map(Option::take) else { return };
+        if inboxes.iter().all(Option::is_none) {
             books.waiting.remove(&request);
         }
         self.link.say(Head::new(Kind::Cancel, request, partition));
+    }
+
+    /// A channel is not wanted any more. The worker hears of it also if it has nothing more to say: it is not told any more either.
+    fn cancel_channel(&self, request: u64) {
+        self.books().waiting.remove(&request);
+        self.link.say(Head::new(Kind::Cancel, request, ALL));
     }
 
     /// A channel can't go on, because of this side.
@@ -438,7 +438,7 @@ impl Drop for Reports {
     fn drop(&mut self) {
         if !self.ended {
             self.telling.abort();
-            self.connection.cancel(self.request, ALL);
+            self.connection.cancel_channel(self.request);
         }
     }
 }

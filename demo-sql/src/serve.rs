@@ -1,7 +1,7 @@
 //! The side that is asked: one connection's requests, each partition in a task of its own that waits for credit.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,10 @@ use arrow_array::{Array, ArrayRef, GenericByteViewArray, RecordBatch, RecordBatc
 use arrow_buffer::Buffer;
 use datafusion::common::{DataFusionError, Result, exec_datafusion_err};
 use datafusion::execution::SendableRecordBatchStream;
-use datafusion_distributed::{CoordinatorToWorkerMsg, ExecuteTaskRequest, TaskKey, Worker};
+use datafusion_distributed::{
+    CoordinatorToWorkerMsg, ExecuteTaskRequest, TaskKey, Worker, WorkerToCoordinatorMsg,
+};
+use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use thallus_columnar::Message;
 use thallus_shuffle::Pool;
@@ -37,6 +40,9 @@ const MOST_PARTITIONS: usize = 1 << 18;
 
 /// Bytes of rows that are sent in one piece, if more than one row.
 const PIECE: usize = 1 << 20;
+
+/// What who asks for rows is told then.
+const OVER: &str = "the query is over";
 
 /// What a worker has at work for all connections.
 #[derive(Debug, Default)]
@@ -85,12 +91,16 @@ enum Request {
 struct Channel {
     /// From the plan on, until the coordinator has said all.
     plan: Option<Plan>,
-    /// What the worker says.
+    /// Whether the worker may have more to say.
+    reporting: bool,
     reports: Option<Task>,
     /// What it is told.
     messages: Option<UnboundedSender<Result<CoordinatorToWorkerMsg>>>,
     _counted: Counted,
 }
+
+/// What the engine says of a task.
+type Reports = BoxStream<'static, Result<WorkerToCoordinatorMsg>>;
 
 #[derive(Debug)]
 struct Rows {
@@ -98,7 +108,7 @@ struct Rows {
     partitions: Vec<Partition>,
     /// Those that are not over.
     left: usize,
-    _served: Served,
+    served: Served,
     /// Gets the streams.
     _beginning: Task,
 }
@@ -171,6 +181,8 @@ pub(crate) struct Host {
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     next: u64,
+    /// Tasks whose queries go on.
+    live: HashSet<TaskKey>,
     by_task: HashMap<TaskKey, HashMap<u64, (Weak<Session>, u64)>>,
 }
 
@@ -222,17 +234,28 @@ struct Plan {
     task: TaskKey,
 }
 
+impl Plan {
+    fn new(host: &Arc<Host>, task: TaskKey) -> Self {
+        host.served().live.insert(task);
+        Self { host: host.clone(), task }
+    }
+}
+
 impl Drop for Plan {
     fn drop(&mut self) {
         let (host, task) = (self.host.clone(), self.task);
         // Later, since this is dropped where requests are locked.
         self.host.engine.spawn(async move {
-            let requests = host.served().by_task.remove(&task).unwrap_or_default();
+            let requests = {
+                let mut served = host.served();
+                served.live.remove(&task);
+                served.by_task.remove(&task).unwrap_or_default()
+            };
             for (session, request) in requests.into_values() {
                 if let Some(session) = session.upgrade()
                     && session.requests().remove(&request).is_some()
                 {
-                    session.link.fail(request, ALL, "the query is over");
+                    session.link.fail(request, ALL, OVER);
                 }
             }
         });
@@ -278,7 +301,7 @@ impl Session {
                 {
                     let message = at_worker(&body);
                     if let (Ok(CoordinatorToWorkerMsg::SetPlanRequest(set)), None) = (&message, &plan) {
-                        *plan = Some(Plan { host: self.host.clone(), task: set.task_key });
+                        *plan = Some(Plan::new(&self.host, set.task_key));
                     }
                     let _ = messages.send(message); // the plan has failed
                 }
@@ -286,7 +309,7 @@ impl Session {
             Kind::Told => {
                 if let Some(Request::Channel(channel)) = requests.get_mut(&request) {
                     (channel.messages, channel.plan) = (None, None);
-                    if channel.reports.is_none() {
+                    if !channel.reporting {
                         requests.remove(&request);
                     }
                 }
@@ -339,28 +362,44 @@ impl Session {
     fn open(self: &Arc<Self>, request: u64, headers: Buffer) -> Channel {
         let (messages, received) = unbounded_channel();
         let this = self.clone();
-        let task = self.host.engine.spawn(async move {
-            let outcome = guarded(this.report(request, &headers, received)).await;
-            this.reported(request, outcome);
+        // Not ended with the request: the engine would keep what it has of a plan. It gives up when there are no more messages.
+        self.host.engine.spawn(async move {
+            match guarded(this.set_plan(&headers, received)).await {
+                Ok(reports) => this.begin_reports(request, reports),
+                Err(error) => this.reported(request, Err(error)),
+            }
         });
         Channel {
             plan: None,
-            reports: Some(Task(task.abort_handle())),
+            reporting: true,
+            reports: None,
             messages: Some(messages),
             _counted: Counted::new(&self.host.live, |live| &live.plans),
         }
     }
 
-    async fn report(
+    async fn set_plan(
         &self,
-        request: u64,
         headers: &[u8],
         messages: UnboundedReceiver<Result<CoordinatorToWorkerMsg>>,
-    ) -> Result<()> {
+    ) -> Result<Reports> {
         let next = |mut messages: UnboundedReceiver<_>| async { Some((messages.recv().await?, messages)) };
         let messages = futures_util::stream::unfold(messages, next).boxed();
-        let mut reports =
-            self.host.worker.coordinator_channel(headers_from_bytes(headers)?, messages).await?;
+        self.host.worker.coordinator_channel(headers_from_bytes(headers)?, messages).await
+    }
+
+    fn begin_reports(self: &Arc<Self>, request: u64, reports: Reports) {
+        let mut requests = self.requests();
+        let Some(Request::Channel(channel)) = requests.get_mut(&request) else { return };
+        let this = self.clone();
+        let task = self.host.engine.spawn(async move {
+            let outcome = guarded(this.report(request, reports)).await;
+            this.reported(request, outcome);
+        });
+        channel.reports = Some(Task(task.abort_handle()));
+    }
+
+    async fn report(&self, request: u64, mut reports: Reports) -> Result<()> {
         while let Some(report) = reports.next().await {
             if let Some(bytes) = to_coordinator(report?) {
                 self.link.send(Head::new(Kind::Report, request, ALL), Body::Bytes(bytes));
@@ -372,7 +411,7 @@ impl Session {
     fn reported(&self, request: u64, outcome: Result<()>) {
         let mut requests = self.requests();
         let Some(Request::Channel(channel)) = requests.get_mut(&request) else { return };
-        channel.reports = None;
+        channel.reporting = false;
         let over = channel.messages.is_none() || outcome.is_err();
         match outcome {
             Ok(()) => self.link.say(Head::new(Kind::End, request, ALL)),
@@ -400,7 +439,7 @@ impl Session {
             gates: (0..partitions).map(|_| Arc::default()).collect(),
             partitions: (0..partitions).map(|_| Partition::Waiting).collect(),
             left: partitions,
-            _served: served,
+            served,
             _beginning: Task(task.abort_handle()),
         }
     }
@@ -409,6 +448,11 @@ impl Session {
     fn begin(self: &Arc<Self>, request: u64, streams: Vec<SendableRecordBatchStream>) {
         let mut requests = self.requests();
         let Some(Request::Rows(rows)) = requests.get_mut(&request) else { return };
+        // Asked for too late for the end of the query to end it.
+        if !self.host.served().live.contains(&rows.served.task) {
+            requests.remove(&request);
+            return self.link.fail(request, ALL, OVER);
+        }
         let slots = rows.partitions.iter_mut().zip(&rows.gates);
         for ((partition, stream), (slot, gate)) in (0..ALL).zip(streams).zip(slots) {
             if let Partition::Waiting = slot {
