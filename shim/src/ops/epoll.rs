@@ -31,6 +31,7 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 use thallus_transport::arena::State;
 use thallus_transport::connection::Waits;
+use thallus_transport::ready::bit;
 use thallus_transport::reason::Reason;
 use thallus_transport::spin::{Spin, spin_for};
 
@@ -622,7 +623,10 @@ impl Members {
             }
             let connection = member.connection();
             let before = connection.block.drained.load(Ordering::Relaxed);
-            let tcp = connection.observe(member.io, reported);
+            // Edges may be asked for without RDHUP: then the end comes as a bell does, and makes no other edge.
+            let hidden = reported & bit::IN != 0 && member.kernel.0 & bit::RDHUP == 0;
+            let end = if hidden { ready_in_kernel(member.io, PollFlags::RDHUP) } else { 0 };
+            let tcp = connection.observe(member.io, reported | end);
             let drained = connection.block.drained.load(Ordering::Relaxed) != before;
             let later = later && tcp == 0 && member.due(0) != 0;
             let bits = if later { 0 } else { member.report(tcp, round) };
@@ -630,7 +634,7 @@ impl Members {
                 ours = Some(epoll_event { events: bits, u64: member.data });
             }
             let explained = drained || later || bits != 0 || member.spent || member.deleted || member.kicked;
-            if explained || is_ready_in_kernel(member.io) {
+            if explained || ready_in_kernel(member.io, PollFlags::IN | PollFlags::RDHUP) != 0 {
                 stranger = false;
             }
             self.settle(set, fd);
@@ -644,12 +648,15 @@ impl Members {
     }
 }
 
-/// Whether the kernel has something to report on the socket itself.
-fn is_ready_in_kernel(fd: i32) -> bool {
+/// Which of `events` the kernel has to report on the socket itself.
+fn ready_in_kernel(fd: i32, events: PollFlags) -> u32 {
     // SAFETY: registered by the program, and known not to be closed.
     let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
-    let mut poll = [PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::RDHUP)];
-    rustix::event::poll(&mut poll, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    let mut poll = [PollFd::from_borrowed_fd(fd, events)];
+    match rustix::event::poll(&mut poll, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(1..) => u32::from(poll[0].revents().bits()),
+        _ => 0,
+    }
 }
 
 fn kernel(

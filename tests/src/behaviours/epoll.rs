@@ -35,6 +35,16 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("woken_by_death", woken_by_death, is_killed_on_demand)
         .tally(Tally::Upgraded(1), Tally::Unknown)
         .end(End::Exit(0), End::Signal(libc::SIGKILL)),
+    Behaviour::connected("edge_of_death", |side, fd| edge_of_death(side, fd, 0), is_killed_on_demand)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(End::Exit(0), End::Signal(libc::SIGKILL)),
+    Behaviour::connected(
+        "edge_of_death_behind_messages",
+        |side, fd| edge_of_death(side, fd, 3),
+        |side, fd| sends_and_is_killed(side, fd, 3),
+    )
+    .tally(Tally::Upgraded(1), Tally::Unknown)
+    .end(End::Exit(0), End::Signal(libc::SIGKILL)),
     Behaviour::connected("full_is_not_writable", full_is_not_writable, drains_on_demand),
     Behaviour::connected("woken_by_room", woken_by_room, drains_on_demand),
     Behaviour::connected("edge_for_room", edge_for_room, drains_on_demand),
@@ -352,6 +362,26 @@ fn woken_by_death(side: &Side, fd: Fd) {
     let epfd = set_with(fd, EPOLLIN);
     assert_eq!(while_blocked(|| later(epfd), || side.sync("blocked")), IN);
     assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+}
+
+/// As event loops do that ask for edges, but not for EPOLLRDHUP: Xorg's, Boost.Asio's.
+fn edge_of_death(side: &Side, fd: Fd, messages: usize) {
+    let epfd = set_with(fd, EPOLLIN | EPOLLET);
+    for _ in 0..messages {
+        assert_eq!(while_blocked(|| later(epfd), || side.sync("asleep")), IN);
+        assert_eq!(calls::recv(fd, 10, libc::MSG_DONTWAIT), Ok(b"message".to_vec()));
+        assert_eq!(calls::recv(fd, 10, libc::MSG_DONTWAIT), Err(Errno::EAGAIN));
+    }
+    assert_eq!(while_blocked(|| later(epfd), || side.sync("blocked")), IN);
+    assert_eq!(calls::recv(fd, 10, libc::MSG_DONTWAIT), Ok(vec![]));
+}
+
+fn sends_and_is_killed(side: &Side, fd: Fd, messages: usize) {
+    for _ in 0..messages {
+        side.sync("asleep");
+        assert_eq!(calls::send(fd, b"message", 0), Ok(7));
+    }
+    is_killed_on_demand(side, fd);
 }
 
 fn full_is_not_writable(side: &Side, fd: Fd) {
