@@ -12,7 +12,7 @@ const PROGRAM: &str = "thallus-shuffle-sql";
 
 /// SQL on several processes, by DataFusion with a shuffle over plain sockets: worker, sql, bench, status, …
 ///
-/// Starts thallus-shuffle-sql, which has to lie beside this command (cargo build --release -p demo-sql), with
+/// Starts thallus-shuffle-sql, which has to lie beside this command (cargo build --profile engine -p demo-sql), with
 /// these arguments. It has the library in front if this command has: thallus run thallus shuffle worker …
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment, disable_help_flag = true, override_usage = "thallus shuffle [ARGUMENT]...")]
