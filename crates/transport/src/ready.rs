@@ -40,6 +40,11 @@ pub mod bit {
     pub const WRITE: u32 = OUT | WRNORM;
     /// What poll reports unasked.
     pub const ALWAYS: u32 = ERR | HUP;
+
+    /// Whether bytes, space or the end of the stream are `asked` for.
+    pub fn is_specific(asked: u32) -> bool {
+        asked & (READ | WRITE | RDHUP) != 0
+    }
 }
 
 /// What a [`Connection::glimpse`] shows.
@@ -129,6 +134,23 @@ impl Connection {
     fn ends_with(&self, ended: u32) -> bool {
         (self.block.has(flag::PEER_GONE) || ended & end::FIN != 0)
             && (self.recv_settled() || self.block.has(flag::ALL_HERE))
+    }
+
+    /// Whether the peer is known to be gone, and the connection has not returned to TCP.
+    pub fn is_gone(&self) -> bool {
+        self.block.has(flag::PEER_GONE) && !self.block.has(flag::RETURNED)
+    }
+
+    /// What to tell whoever asks for nothing, so waits for hangups and errors, after the kernel has reported `events`. Its reset
+    /// may be for bells alone, and no more than the end of the stream: as long as there is something to read, it says nothing.
+    pub fn hangup(&self, events: u32, asked: u32) -> u32 {
+        let told = events & bit::ALWAYS != 0 && !bit::is_specific(asked) && self.is_gone();
+        if told && !self.has_unread() { bit::HUP } else { 0 }
+    }
+
+    /// Whether bytes are there to be read.
+    pub fn has_unread(&self) -> bool {
+        self.side_length() > 0 || self.segment().is_some_and(|segment| !segment.incoming().is_empty())
     }
 
     /// Whether every byte that came over TCP has been taken.

@@ -626,7 +626,8 @@ impl Members {
             // Edges may be asked for without RDHUP: then the end comes as a bell does, and makes no other edge.
             let hidden = reported & bit::IN != 0 && member.kernel.0 & bit::RDHUP == 0;
             let end = if hidden { ready_in_kernel(member.io, PollFlags::RDHUP) } else { 0 };
-            let tcp = connection.observe(member.io, reported | end);
+            let tcp =
+                connection.observe(member.io, reported | end) | connection.hangup(reported, member.events);
             let drained = connection.block.drained.load(Ordering::Relaxed) != before;
             let later = later && tcp == 0 && member.due(0) != 0;
             let bits = if later { 0 } else { member.report(tcp, round) };

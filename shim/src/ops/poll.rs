@@ -233,12 +233,15 @@ fn kernel_view(fds: &[pollfd], polled: &[Polled], news: Option<i32>) -> Vec<poll
     for one in polled {
         let connection = one.call.connection();
         let mut interest = connection.kernel_interest(asked(fds, one));
-        if connection.block.has(flag::PEER_GONE) && !connection.has_returned() {
-            // No more bells, and what the kernel would say for ever is known, unless the program waits for it. A reset it
-            // tells unasked.
-            interest &= asked(fds, one) | !(bit::IN | bit::RDHUP);
-        }
         let entry = &mut copy[one.index];
+        if connection.is_gone() {
+            // No more bells, and what the kernel would say for ever is known, unless the program waits for it. A reset it
+            // tells unasked, also to who asks for nothing: it may mean nothing as long as there is something to read.
+            interest &= asked(fds, one) | !(bit::IN | bit::RDHUP);
+            if connection.has_unread() && !bit::is_specific(asked(fds, one)) {
+                entry.fd = -1;
+            }
+        }
         entry.events = (interest as u16).cast_signed();
         if news.is_some() && is_stuck(fds, one) {
             // The end can be told of before the bytes are taken.
@@ -267,7 +270,7 @@ fn merge(fds: &mut [pollfd], polled: &[Polled], kernel: &[pollfd]) -> i32 {
         let bits = if events == 0 {
             connection.readiness(asked)
         } else {
-            connection.interpret(fds[one.index].fd, events)
+            connection.interpret(fds[one.index].fd, events) | connection.hangup(events, asked)
         };
         let invalid = events & u32::from(libc::POLLNVAL.cast_unsigned());
         fds[one.index].revents = (((bits & (asked | bit::ALWAYS)) | invalid) as u16).cast_signed();

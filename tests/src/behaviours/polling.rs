@@ -40,6 +40,16 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_connection_and_its_copy", connection_and_copy, sends_on_demand),
     Behaviour::connected("poll_of_an_epoll", poll_of_an_epoll, sends_on_demand),
     Behaviour::connected("in_two_threads", in_two_threads, sends_on_demand),
+    Behaviour::connected(
+        "asks_epoll_for_nothing_until_a_reset",
+        waits_for_nothing_in_epoll,
+        resets_by_its_end,
+    )
+    .tally(Tally::Upgraded(1), Tally::Unknown)
+    .end(calls::End::Exit(0), calls::End::Signal(libc::SIGKILL)),
+    Behaviour::connected("asks_for_nothing_until_a_reset", waits_for_nothing, resets_by_its_end)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(calls::End::Exit(0), calls::End::Signal(libc::SIGKILL)),
     Behaviour::connected("many_short_polls", many_short_polls, echoes),
 ];
 
@@ -394,6 +404,31 @@ fn in_two_threads(side: &Side, fd: Fd) {
     await_unread(fd, 4);
     let _ = calls::recv(fd, 10, 0);
     stop(side);
+}
+
+fn waits_for_nothing_in_epoll(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, 0, 7).expect("EPOLL_CTL_ADD");
+    quietly(|| {
+        let ready = while_blocked(|| calls::epoll_wait(epfd, 8, -1), || side.sync("reset now"));
+        assert!(ready.expect("epoll_wait")[0].has(libc::EPOLLHUP));
+    });
+}
+
+/// Twice: the answer is no edge.
+fn waits_for_nothing(side: &Side, fd: Fd) {
+    let asked = [(fd, 0)];
+    quietly(|| {
+        let ready = while_blocked(|| calls::poll(&asked, -1), || side.sync("reset now"));
+        assert_ne!(ready.expect("poll")[0] & POLLHUP, 0);
+        assert_ne!(calls::poll(&asked, -1).expect("poll")[0] & POLLHUP, 0);
+    });
+}
+
+fn resets_by_its_end(side: &Side, fd: Fd) {
+    calls::set_linger(fd, 0).expect("SO_LINGER");
+    side.sync("reset now");
+    calls::kill_self();
 }
 
 const SHORT_POLLS: usize = 2000;
