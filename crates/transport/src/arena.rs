@@ -178,7 +178,9 @@ pub struct Block {
     pub roomy: AtomicU32,
     /// The errno with which the kernel ended the connection, if it was no reset: `ETIMEDOUT`, `EHOSTUNREACH` and the like.
     pub error: AtomicU32,
-    _pad3: [u32; 44],
+    /// 1 while reads are to tell what they leave behind (`TCP_INQ`).
+    pub inq: AtomicU32,
+    _pad3: [u32; 43],
 }
 
 const _: () = assert!(size_of::<Block>() == 512);

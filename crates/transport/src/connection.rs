@@ -395,6 +395,10 @@ impl Connection {
         let cork = sockopt::tcp_cork(fd).unwrap_or(false);
         self.block.nodelay.store(u32::from(nodelay), Ordering::Relaxed);
         self.block.cork.store(u32::from(cork), Ordering::Relaxed);
+        if tcp::tells_inq(fd) {
+            // Nothing is stored if not: it may have been switched on since.
+            self.block.inq.store(1, Ordering::Relaxed);
+        }
         let _ = sockopt::set_tcp_cork(fd, false);
         let _ = sockopt::set_tcp_nodelay(fd, true);
         self.segment.store(Box::into_raw(Box::new(segment)), Ordering::Release);

@@ -72,6 +72,7 @@ impl Connection {
             reason,
             Reason::Exclusive
                 | Reason::Oob
+                | Reason::ZeroCopy
                 | Reason::RcvLowat
                 | Reason::ShutdownBeforeUpgrade
                 | Reason::NoMemory

@@ -282,7 +282,7 @@ impl Connection {
                     self.drain(fd, segment);
                 }
                 if events & bit::ERR != 0 {
-                    self.take_error_of_kernel(fd);
+                    bits |= self.take_error_of_kernel(fd);
                 } else if events & (bit::RDHUP | bit::HUP) != 0 {
                     self.note_end(fd);
                 }
@@ -295,7 +295,7 @@ impl Connection {
                 let ended = events & (bit::RDHUP | bit::ALWAYS);
                 // A peer that has died before it left TCP: no byte of its will come through the ring. Memory shows it.
                 if events & bit::ERR != 0 {
-                    self.take_error_of_kernel(fd);
+                    bits |= self.take_error_of_kernel(fd);
                 } else if (ended != 0 || nothing) && tcp::peer_has_closed(fd) {
                     self.note_gone(fd);
                 }
@@ -319,11 +319,17 @@ impl Connection {
         bits
     }
 
-    /// The kernel says that there is an error, and would say so for ever.
-    fn take_error_of_kernel(&self, fd: i32) {
-        if !self.look_for_error(fd) {
-            self.note_reset(fd);
+    /// The kernel says that there is an error, and would say so for ever. The bit, if it is for a message in the socket's error
+    /// queue (`tcp_poll` of net/ipv4/tcp.c), which the application will fetch.
+    fn take_error_of_kernel(&self, fd: i32) -> u32 {
+        if self.look_for_error(fd) {
+            return 0;
         }
+        if !tcp::is_over(fd) {
+            return bit::ERR;
+        }
+        self.note_reset(fd);
+        0
     }
 
     /// Takes note of the kernel's pending error. False if there is none.

@@ -110,6 +110,8 @@ reasons! {
     Sandbox = 37 => "sandbox",
     /// The program waits for it where no hook sees that: a bell would not wake it.
     UnseenWait = 38 => "unseen-wait",
+    /// Sent with `MSG_ZEROCOPY`.
+    ZeroCopy = 39 => "zerocopy",
 }
 
 impl fmt::Display for Reason {

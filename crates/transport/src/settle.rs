@@ -70,7 +70,7 @@ impl Connection {
             let awaits = || matches!(segment.greeting(), Greeting::AwaitsHello | Greeting::AwaitsReply);
             if awaits() {
                 let Some(deadline) = deadline else { return false };
-                if reason == Reason::Oob {
+                if matches!(reason, Reason::Oob | Reason::ZeroCopy) {
                     // The hooks see all reads, and take it when it comes.
                     self.block.note(reason);
                     self.block.raise(flag::DECLINES);

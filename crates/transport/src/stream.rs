@@ -653,6 +653,18 @@ impl Connection {
         Ok(total + segment.inlet().available().map_err(lie)?)
     }
 
+    /// What a read tells if the program has asked for `TCP_INQ`: the bytes that it has left, and one more for the end of the
+    /// stream, so that the program reads on (`tcp_inq_hint` of net/ipv4/tcp.c). 1 if that can't be found out.
+    pub fn inq(&self, fd: i32) -> u64 {
+        let Some(segment) = self.segment() else { return 1 };
+        let Ok(unread) = self.unread(fd) else { return 1 };
+        let orderly = end::FIN | end::CLOSED | end::DEAF;
+        let has_ended = self.block.has(flag::PEER_GONE)
+            || segment.incoming().end() & orderly != 0
+            || tcp::peer_has_closed(fd);
+        unread + u64::from(has_ended && self.reset(segment).is_none())
+    }
+
     /// Bytes sent that the peer has not taken, for `SIOCOUTQ`.
     pub fn unsent(&self) -> u64 {
         self.segment().map_or(0, |segment| segment.outgoing().used())

@@ -181,35 +181,36 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
 
 /// What has been asked of a socket that shared memory can't give: a threshold, stamps, notices, signals.
 pub fn unsupported(fd: BorrowedFd<'_>) -> Option<Reason> {
-    const ZEROCOPY: i32 = libc::SO_ZEROCOPY;
     /// `SO_TIMESTAMP` and its relatives, in their old and their 64-bit forms (asm-generic/socket.h).
     const STAMPS: [i32; 6] = [29, 35, 37, 63, 64, 65];
-    if socket_option(fd, libc::SO_RCVLOWAT).is_some_and(|bytes| bytes > 1) {
+    let option = |name| integer_option(fd, libc::SOL_SOCKET, name);
+    if option(libc::SO_RCVLOWAT).is_some_and(|bytes| bytes > 1) {
         return Some(Reason::RcvLowat);
     }
-    let is_set = |name| socket_option(fd, name).is_some_and(|value| value != 0);
+    let is_set = |name| option(name).is_some_and(|value| value != 0);
     let signals = || rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0);
-    (is_set(ZEROCOPY) || STAMPS.into_iter().any(is_set) || signals()).then_some(Reason::UnsupportedCall)
+    (STAMPS.into_iter().any(is_set) || signals()).then_some(Reason::UnsupportedCall)
 }
 
-/// An integer option of the socket level; `None` if the kernel does not know it.
-fn socket_option(fd: BorrowedFd<'_>, name: i32) -> Option<i32> {
+/// Whether `SO_ZEROCOPY` is on, without which the kernel ignores `MSG_ZEROCOPY`.
+pub fn heeds_zerocopy(fd: BorrowedFd<'_>) -> bool {
+    integer_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY).is_some_and(|value| value != 0)
+}
+
+/// Whether `TCP_INQ` is on: recvmsg(2) tells how many bytes are left.
+pub(crate) fn tells_inq(fd: BorrowedFd<'_>) -> bool {
+    integer_option(fd, libc::IPPROTO_TCP, libc::TCP_INQ).is_some_and(|value| value != 0)
+}
+
+/// An option whose value begins with an integer; `None` if the kernel does not know it.
+fn integer_option(fd: BorrowedFd<'_>, level: i32, name: i32) -> Option<i32> {
     // Room for SO_TIMESTAMPING's two words; the first tells.
     let mut value = [0i32; 2];
     let mut length = size_of_val(&value) as u32;
     // SAFETY: the kernel writes at most `length` bytes to `value`.
-    unsafe {
-        syscall!(
-            Sysno::getsockopt,
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            name,
-            value.as_mut_ptr(),
-            &raw mut length
-        )
-    }
-    .ok()
-    .map(|_| value[0])
+    unsafe { syscall!(Sysno::getsockopt, fd.as_raw_fd(), level, name, value.as_mut_ptr(), &raw mut length) }
+        .ok()
+        .map(|_| value[0])
 }
 
 /// Receives with `flags`, as recv(2) does, by a raw system call.
@@ -400,7 +401,6 @@ mod tests {
         };
         let all = [
             (libc::SO_RCVLOWAT, 100, 1, Reason::RcvLowat),
-            (libc::SO_ZEROCOPY, 1, 0, Reason::UnsupportedCall),
             (libc::SO_TIMESTAMP, 1, 0, Reason::UnsupportedCall),
             (libc::SO_TIMESTAMPNS, 1, 0, Reason::UnsupportedCall),
             (libc::SO_TIMESTAMPING, 16, 0, Reason::UnsupportedCall),

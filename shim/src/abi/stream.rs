@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use libc::{
-    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t,
-    timespec,
+    c_int, c_uint, c_void, cmsghdr, iovec, mmsghdr, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t,
+    ssize_t, timespec,
 };
 use rustix::io::Errno;
 use thallus_transport::reason::Reason;
@@ -228,15 +228,49 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssiz
         })
     };
     if ours && result >= 0 {
-        // SAFETY: the program's own message; TCP gives no address and no control data.
-        unsafe {
-            (*message).msg_namelen = 0;
-            (*message).msg_controllen = 0;
-            (*message).msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+        // SAFETY: the program's own message.
+        let message = unsafe { &mut *message };
+        // TCP gives no address.
+        message.msg_namelen = 0;
+        message.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+        match descriptor::inq(fd) {
+            // SAFETY: the program's own control buffer.
+            Some(inq) => unsafe { put_control(message, libc::IPPROTO_TCP, libc::TCP_CM_INQ, inq) },
+            None => message.msg_controllen = 0,
         }
     }
     result
 }
+
+/// Makes `value` the only control message of `message`, cut short if the buffer is too small (`put_cmsg` of net/core/scm.c).
+///
+/// # Safety
+/// The message's control buffer is writable as far as its length says.
+unsafe fn put_control(message: &mut msghdr, level: c_int, kind: c_int, value: c_int) {
+    let buffer = message.msg_control.cast::<u8>();
+    let room = if buffer.is_null() { 0 } else { message.msg_controllen };
+    // SAFETY: these two only calculate.
+    let (length, space) = unsafe { (libc::CMSG_LEN(SIZE), libc::CMSG_SPACE(SIZE)) };
+    let fits = room.min(length as usize);
+    if fits < length as usize {
+        message.msg_flags |= libc::MSG_CTRUNC;
+    }
+    message.msg_controllen = 0;
+    if fits < size_of::<cmsghdr>() {
+        return;
+    }
+    message.msg_controllen = room.min(space as usize);
+    let header = cmsghdr { cmsg_len: fits, cmsg_level: level, cmsg_type: kind };
+    // SAFETY: there is room for a header and so many bytes behind it.
+    unsafe {
+        buffer.cast::<cmsghdr>().write_unaligned(header);
+        let data = buffer.add(size_of::<cmsghdr>());
+        data.copy_from_nonoverlapping((&raw const value).cast(), fits - size_of::<cmsghdr>());
+    }
+}
+
+/// Bytes of the one kind of value that is told beside a message.
+const SIZE: c_uint = size_of::<c_int>() as c_uint;
 
 /// recvmmsg(2).
 ///

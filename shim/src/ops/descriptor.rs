@@ -241,13 +241,21 @@ pub(crate) unsafe fn set_option(
         }
         return result;
     }
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_INQ) {
+        let result = call();
+        if result == 0
+            && let Some(entered) = table::enter_adult(fd)
+        {
+            // SAFETY: the kernel has just read an int there.
+            let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
+            entered.connection().block.inq.store(u32::from(wanted != 0), Ordering::Relaxed);
+        }
+        return result;
+    }
     let reason = match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => Reason::RcvLowat,
-        (
-            libc::SOL_SOCKET,
-            libc::SO_ZEROCOPY | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING,
-        )
-        | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ) => Reason::UnsupportedCall,
+        (libc::SOL_SOCKET, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING)
+        | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => Reason::UnsupportedCall,
         _ => return call(),
     };
     let Some(entered) = table::enter(fd) else { return call() };
@@ -264,6 +272,14 @@ pub(crate) unsafe fn set_option(
     }
     // Too late: the bytes have left TCP. A threshold is a hint; the others are features to do without.
     if reason == Reason::RcvLowat { 0 } else { errno::int(Err(Errno::NOPROTOOPT)) }
+}
+
+/// What `TCP_INQ` tells behind a read of `fd`, if that was asked for.
+pub(crate) fn inq(fd: i32) -> Option<c_int> {
+    let entered = table::enter_adult(fd)?;
+    let connection = entered.connection();
+    let is_wanted = connection.block.inq.load(Ordering::Relaxed) != 0;
+    is_wanted.then(|| errno::keep(|| c_int::try_from(connection.inq(fd)).unwrap_or(c_int::MAX)))
 }
 
 /// What the application believes of an option that an upgraded connection keeps at another value.

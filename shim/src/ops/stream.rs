@@ -6,9 +6,9 @@ use std::time::Instant;
 use rustix::io::Errno;
 use thallus_transport::arena::flag;
 use thallus_transport::buffers::Buffers;
-use thallus_transport::process;
 use thallus_transport::reason::Reason;
 use thallus_transport::settle::PATIENCE;
+use thallus_transport::{process, tcp};
 
 use crate::cancel::point;
 use crate::ops::epoll;
@@ -80,6 +80,9 @@ pub(crate) unsafe fn transmit(
     if flags & libc::MSG_OOB != 0 && !settle(fd, Reason::Oob) {
         return errno::count(Err(Errno::OPNOTSUPP));
     }
+    if flags & libc::MSG_ZEROCOPY != 0 && heeds_zerocopy(fd) {
+        return transmit_without_copy(fd, length(list), kernel);
+    }
     let call = match table::enter_for_io(fd) {
         None => return kernel(),
         Some(Guest::Call(call)) => call,
@@ -113,6 +116,30 @@ pub(crate) unsafe fn transmit(
     }
     let result = kernel();
     note_sent(&call, result, length(list));
+    result
+}
+
+/// Whether the kernel would take `MSG_ZEROCOPY` at its word.
+fn heeds_zerocopy(fd: i32) -> bool {
+    // SAFETY: the program's descriptor, on which it makes a call.
+    let socket = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
+    errno::keep(|| tcp::heeds_zerocopy(socket))
+}
+
+/// Sends `asked` bytes by one call of `kernel`, which counts those calls and says later which are done.
+#[cold]
+fn transmit_without_copy(fd: i32, asked: usize, kernel: impl FnOnce() -> isize) -> isize {
+    if !settle(fd, Reason::ZeroCopy) {
+        // What the kernel says when it can't do without the copy now (Documentation/networking/msg_zerocopy.rst).
+        return errno::count(Err(Errno::NOBUFS));
+    }
+    let result = kernel();
+    if let Some(call) = table::enter(fd) {
+        note_sent(&call, result, asked);
+        if call.connection().block.has(flag::NO_SPACE) {
+            errno::keep(|| epoll::stalled(call.slot));
+        }
+    }
     result
 }
 

@@ -3,7 +3,7 @@
 use super::peers::{echo, request_echoes, send_all};
 use super::switching::{Wait, stream_both_ways, stream_nonblocking};
 use super::{Behaviour, Tally};
-use crate::calls::{self, Fd, Leave, Program, Stdio, fork, quietly};
+use crate::calls::{self, Errno, Fd, Leave, Program, Stdio, fork, quietly};
 use crate::say;
 use crate::side::{ARRIVAL, Side, receive_exactly, while_blocked};
 
@@ -57,6 +57,17 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("urgent_data_after_the_upgrade", urgent_after, sends_urgent_after)
         .alone(&["oob"])
         .tally(Tally::Returned(1), Tally::Returned(1)),
+    Behaviour::connected("sends_without_a_copy", sends_without_a_copy, echoes_to_the_end)
+        .alone(&["zerocopy"])
+        .tally(Tally::Returned(1), Tally::Returned(1)),
+    Behaviour::whole(
+        "sends_without_a_copy_from_the_start",
+        server_without_a_copy,
+        echoing_client,
+        Tally::Total(1),
+    )
+    .alone(&["zerocopy"])
+    .tally(Tally::Mixed(0, &[("zerocopy", 1)]), Tally::Stayed(1)),
     Behaviour::whole("accepted_by_an_unshimmed_child", unshimmed_accepts, asks_of_two, Tally::Total(10))
         .tally(Tally::Upgraded(5), Tally::Mixed(5, &[("no-answer", 5)]))
         // The child takes the greeting for the client's bytes, and sends it back.
@@ -383,6 +394,53 @@ fn sends_urgent_after(side: &Side, fd: Fd) {
     assert_eq!(calls::send(fd, b"!", libc::MSG_OOB), Ok(1));
     side.sync("received");
     request_echoes(fd, 20, 100);
+}
+
+/// `SO_ZEROCOPY` alone changes nothing; `MSG_ZEROCOPY` does.
+fn sends_without_a_copy(_side: &Side, fd: Fd) {
+    calls::set_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1).expect("SO_ZEROCOPY");
+    assert_eq!(calls::option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY), Ok(1));
+    request_echoes(fd, 20, 100);
+    are_sent_without_a_copy(fd);
+}
+
+fn are_sent_without_a_copy(fd: Fd) {
+    let sets = [libc::EPOLLRDHUP, libc::EPOLLRDHUP | libc::EPOLLET].map(|events| {
+        let set = calls::epoll_create().expect("epoll_create1");
+        calls::epoll_add(set, fd, events, 1).expect("EPOLL_CTL_ADD");
+        set
+    });
+    for number in 0..3 {
+        assert_eq!(calls::send(fd, b"left alone", libc::MSG_ZEROCOPY), Ok(10));
+        assert_eq!(calls::poll(&[(fd, 0)], crate::side::ARRIVAL), Ok(vec![libc::POLLERR]));
+        for set in sets {
+            let ready = calls::epoll_wait(set, 4, crate::side::ARRIVAL).expect("epoll_wait");
+            assert_eq!(ready, [calls::Ready { events: libc::EPOLLERR as u32, data: 1 }]);
+        }
+        let done = calls::sent_without_copy(fd).expect("a completion");
+        assert_eq!(done.numbers, number..=number);
+        assert_eq!(receive_exactly(fd, 10), b"left alone");
+        assert_eq!(calls::poll(&[(fd, 0)], 0), Ok(vec![0]));
+        assert_eq!(calls::pending_error(fd), Ok(Errno(0)));
+        request_echoes(fd, 20, 100);
+    }
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+}
+
+fn echoes_to_the_end(_side: &Side, fd: Fd) {
+    echo(fd);
+}
+
+fn server_without_a_copy(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    calls::set_option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1).expect("SO_ZEROCOPY");
+    are_sent_without_a_copy(fd);
+}
+
+fn echoing_client(side: &Side) {
+    echo(side.connect());
 }
 
 fn stdio(side: &Side) {

@@ -2,9 +2,11 @@
 
 use super::peers::{drains_on_demand, fill};
 use super::{Behaviour, Tally};
-use crate::calls::{self, Errno, Fd};
+use crate::calls::{self, End, Errno, Fd};
 use crate::say;
-use crate::side::{Side, await_readable, await_unread, receive_exactly, while_blocked};
+use crate::side::{
+    ARRIVAL, Side, await_readable, await_unread, listening_port, receive_exactly, while_blocked,
+};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("unread_bytes", unread_bytes, sends_in_steps),
@@ -25,6 +27,16 @@ pub(super) const ALL: &[Behaviour] = &[
         .limitation("**`SO_RCVLOWAT`**"),
     Behaviour::whole("low_water_mark_before", low_water_mark_server, sends_in_steps_client, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("rcvlowat", 1)]), Tally::Total(1)),
+    Behaviour::connected("what_is_left", what_is_left, sends_in_steps),
+    Behaviour::whole(
+        "what_is_left_by_inheritance",
+        what_is_left_server,
+        what_is_left_client,
+        Tally::Upgraded(1),
+    ),
+    Behaviour::connected("what_is_left_of_a_killed_peer", what_is_left_of_a_killed_peer, is_killed)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(End::Exit(0), End::Signal(libc::SIGKILL)),
 ];
 
 /// The steps of [`sends_in_steps`], in bytes.
@@ -230,4 +242,79 @@ fn low_water_mark_server(side: &Side) {
     let listener = side.listen();
     let fd = side.accept(listener);
     low_water_mark(side, fd);
+}
+
+/// Room for one control message with an integer.
+const ROOM: usize = 24;
+
+/// `TCP_INQ`, on an upgraded connection or not: 315 bytes come, then the end.
+fn what_is_left(side: &Side, fd: Fd) {
+    let _ = calls::option(fd, libc::IPPROTO_TCP, libc::TCP_INQ);
+    assert!(calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_INQ, 2).is_err());
+    calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_INQ, 1).expect("TCP_INQ");
+    reads_what_is_left(side, fd);
+}
+
+fn reads_what_is_left(side: &Side, fd: Fd) {
+    assert_eq!(calls::option(fd, libc::IPPROTO_TCP, libc::TCP_INQ), Ok(1));
+    assert_eq!(calls::recvmsg_control(fd, 10, ROOM, libc::MSG_DONTWAIT), Err(Errno::EAGAIN));
+    side.sync("send now");
+    side.sync("sent");
+    await_unread(fd, 5);
+    assert_eq!(calls::recvmsg_control(fd, 3, ROOM, libc::MSG_PEEK), Ok((3, Some(5))));
+    assert_eq!(calls::recvmsg_control(fd, 2, ROOM, 0), Ok((2, Some(3))));
+    for room in 0..=40 {
+        let _ = calls::recvmsg_control(fd, 0, room, 0);
+    }
+    calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_INQ, 0).expect("TCP_INQ");
+    assert_eq!(calls::recvmsg_control(fd, 1, ROOM, 0), Ok((1, None)));
+    calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_INQ, 1).expect("TCP_INQ");
+    assert_eq!(calls::recvmsg_control(fd, 9, ROOM, 0), Ok((2, Some(0))));
+    let _ = calls::recvmmsg(fd, &[1, 1], libc::MSG_DONTWAIT);
+    for _ in 1..STEPS.len() {
+        side.sync("send now");
+        side.sync("sent");
+    }
+    side.sync("done");
+    await_end(fd);
+    assert_eq!(calls::recvmsg_control(fd, 300, ROOM, libc::MSG_WAITALL), Ok((300, Some(11))));
+    assert_eq!(calls::recvmsg_control(fd, 10, ROOM, 0), Ok((10, Some(1))));
+    assert_eq!(calls::recvmsg_control(fd, 10, ROOM, 0), Ok((0, Some(1))));
+    assert_eq!(calls::recvmsg_control(fd, 10, ROOM, libc::MSG_PEEK), Ok((0, Some(1))));
+}
+
+/// Waits until the end of the stream has come, whatever lies before it.
+fn await_end(fd: Fd) {
+    let ready = calls::quietly(|| calls::poll(&[(fd, libc::POLLRDHUP)], ARRIVAL)).expect("poll");
+    assert_ne!(ready[0] & libc::POLLRDHUP, 0, "no end came");
+}
+
+fn what_is_left_server(side: &Side) {
+    let listener = side.listen_quietly();
+    calls::set_option(listener, libc::IPPROTO_TCP, libc::TCP_INQ, 1).expect("TCP_INQ");
+    side.tell(u64::from(listening_port(listener)));
+    let fd = side.accept(listener);
+    side.answer_warm_up(fd);
+    reads_what_is_left(side, fd);
+}
+
+fn what_is_left_client(side: &Side) {
+    let fd = side.connect();
+    side.warm_up(fd);
+    sends_in_steps(side, fd);
+}
+
+fn what_is_left_of_a_killed_peer(side: &Side, fd: Fd) {
+    calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_INQ, 1).expect("TCP_INQ");
+    side.sync("send now");
+    await_end(fd);
+    assert_eq!(calls::recvmsg_control(fd, 5, ROOM, 0), Ok((5, Some(6))));
+    assert_eq!(calls::recvmsg_control(fd, 9, ROOM, 0), Ok((5, Some(1))));
+    assert_eq!(calls::recvmsg_control(fd, 9, ROOM, 0), Ok((0, Some(1))));
+}
+
+fn is_killed(side: &Side, fd: Fd) {
+    side.sync("send now");
+    assert_eq!(calls::send(fd, b"0123456789", 0), Ok(10));
+    calls::kill_self();
 }

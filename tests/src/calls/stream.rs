@@ -271,6 +271,65 @@ pub fn recvmsg(fd: Fd, lens: &[usize], fds: usize, flags: c_int) -> Outcome<Rece
     )
 }
 
+/// recvmsg(2) of at most `len` bytes, with `room` bytes for control data. How many came, and the integer that came along.
+pub fn recvmsg_control(fd: Fd, len: usize, room: usize, flags: c_int) -> Outcome<(usize, Option<c_int>)> {
+    let mut pieces = [vec![0; len]];
+    let mut vector = vector_of_mut(&mut pieces);
+    let mut control = [u8::MAX; 64];
+    let mut message = message_of(&mut vector);
+    if room > 0 {
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = control[..room].len();
+    }
+    // SAFETY: the message describes buffers that outlive the call.
+    let ret = unsafe { libc::recvmsg(fd, &raw mut message, flags) };
+    let value =
+        (message.msg_controllen >= 20).then(|| c_int::from_ne_bytes([16, 17, 18, 19].map(|at| control[at])));
+    noted(
+        Errno::check(ret).map(|count| (count, value)),
+        || format!("recvmsg({fd}, {len}, room {room}, {})", message_flags(flags)),
+        |(count, _)| {
+            let flags = message_flags(message.msg_flags);
+            format!("{count} flags {flags} control length {} {:?}", message.msg_controllen, &control[..room])
+        },
+    )
+}
+
+/// What the error queue says of sends with `MSG_ZEROCOPY` (Documentation/networking/msg_zerocopy.rst).
+#[derive(Clone, Debug)]
+pub struct SentWithoutCopy {
+    /// Which sends are done, the first being 0.
+    pub numbers: std::ops::RangeInclusive<u32>,
+    /// Whether the kernel had to copy after all.
+    pub was_copied: bool,
+}
+
+/// `SO_EE_CODE_ZEROCOPY_COPIED` of linux/errqueue.h.
+const COPIED: u8 = 1;
+
+/// recvmsg(2) with `MSG_ERRQUEUE`.
+pub fn sent_without_copy(fd: Fd) -> Outcome<SentWithoutCopy> {
+    let mut control = [0u64; 16];
+    let mut message = message_of(&mut []);
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control);
+    // SAFETY: the message describes a buffer that outlives the call.
+    let ret = unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_ERRQUEUE) };
+    // struct sock_extended_err lies behind the header of the first control message.
+    let error = control[2..].as_ptr().cast::<libc::sock_extended_err>();
+    // SAFETY: plain integers, inside the buffer.
+    let error = unsafe { error.read() };
+    let done = Errno::check(ret).map(|_| SentWithoutCopy {
+        numbers: error.ee_info..=error.ee_data,
+        was_copied: error.ee_code & COPIED != 0,
+    });
+    noted(
+        done,
+        || format!("recvmsg({fd}, MSG_ERRQUEUE)"),
+        |done| format!("{done:?} errno {} origin {}", error.ee_errno, error.ee_origin),
+    )
+}
+
 /// recvmmsg(2) with one buffer of each of the given lengths. The messages that came.
 pub fn recvmmsg(fd: Fd, lens: &[usize], flags: c_int) -> Outcome<Vec<Vec<u8>>> {
     let mut pieces: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0; len]).collect();
