@@ -1,13 +1,14 @@
 //! Which file descriptors are ours: one array load tells that one is not.
 //!
 //! An entry is a [`Young`] connection, or a tagged pointer to a [`Slot`] (a connection that has done more than a few
-//! calls), a [`Listener`] or an epoll set. Slots are recycled, never freed, so that a thread that loaded a pointer which
-//! another thread then closed finds a slot all the same: it counts itself in, looks at the entry again, and goes away
-//! if it has changed.
+//! calls; another bit says that it is [`released`]), a [`Listener`] or an epoll set. Slots are recycled, never freed, so
+//! that a thread that loaded a pointer which another thread then closed finds a slot all the same: it counts itself in,
+//! looks at the entry again, and goes away if it has changed.
 
 mod blocks;
 mod fork;
 mod internal;
+mod released;
 mod slot;
 mod young;
 
@@ -17,7 +18,6 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use rustix::fd::BorrowedFd;
 use thallus_transport::arena::{Block, Role, flag};
 use thallus_transport::connection::Connection;
-use thallus_transport::reason::Reason;
 use thallus_transport::uninterrupted::Uninterrupted;
 use thallus_transport::{process, rendezvous, tcp};
 
@@ -26,6 +26,8 @@ pub(crate) use self::fork::{Quiet, grow_all_up, quiesce};
 pub(crate) use self::internal::{
     forget_placed, highest_of_program, internal_fds, is_internal, most_descriptors, place,
 };
+pub(crate) use self::released::released;
+use self::released::{RELEASED, is_released};
 pub(crate) use self::slot::{Call, Slot, for_each, patiently};
 use self::slot::{FD, USER};
 pub(crate) use self::young::Young;
@@ -119,7 +121,7 @@ fn decode(word: usize) -> Option<Entry> {
         EPOLL => Entry::Epoll(unsafe { &*std::ptr::with_exposed_provenance(address) }),
         YOUNG => Entry::Young,
         // SAFETY: as above.
-        _ => Entry::Connection(unsafe { &*std::ptr::with_exposed_provenance(address) }),
+        _ => Entry::Connection(unsafe { &*std::ptr::with_exposed_provenance(address & !RELEASED) }),
     })
 }
 
@@ -250,7 +252,7 @@ fn grow_up(fd: i32, young: Young) {
                 if ops::process::has_io_uring() {
                     // Asked after it has become visible: whoever sets one up either sees it, or is seen.
                     // SAFETY: counted in.
-                    unsafe { slot.connection() }.pin(fd, Reason::IoUring);
+                    unsafe { slot.connection() }.pin(fd, thallus_transport::reason::Reason::IoUring);
                 }
                 if last.is_registered() {
                     // Counted in, so nobody takes it out of TCP before the set knows it.
@@ -272,7 +274,12 @@ pub(crate) fn is_connection(fd: i32) -> bool {
 
 /// Whether `fd` is a descriptor of the connection in `slot`.
 pub(crate) fn is_of(fd: i32, slot: &'static Slot) -> bool {
-    cell(fd).is_some_and(|cell| cell.load(Ordering::SeqCst) == std::ptr::from_ref(slot).addr())
+    cell(fd).is_some_and(|cell| is_slot(cell.load(Ordering::SeqCst), slot))
+}
+
+/// Whether this is the entry of the connection in `slot`.
+fn is_slot(word: usize, slot: &'static Slot) -> bool {
+    word & !RELEASED == std::ptr::from_ref(slot).addr()
 }
 
 /// Notes that `fd` is a TCP socket that the program has just made.
@@ -321,9 +328,12 @@ pub(crate) fn watch_socket(fd: i32) -> bool {
     })
 }
 
-/// Whether waiting for `fd` concerns this library: a TCP connection or an epoll set.
+/// Whether waiting for `fd` concerns this library: a TCP connection that may leave TCP, or has, or an epoll set.
 pub(crate) fn is_awaited(fd: i32) -> bool {
-    is_connection(fd) || epoll_set(fd).is_some()
+    cell(fd).is_some_and(|cell| {
+        let word = cell.load(Ordering::Relaxed);
+        word != 0 && !is_unconnected(word) && word & TAG != LISTENER && !is_released(word)
+    })
 }
 
 /// The epoll set behind `fd`, if connections of ours were ever added to it.
@@ -337,12 +347,12 @@ pub(crate) fn epoll_set(fd: i32) -> Option<&'static Set> {
 /// As [`add_epoll_set`], of one that the program has from elsewhere, if `fd` is one.
 #[cold]
 pub(crate) fn discover_epoll_set(fd: i32) -> Option<&'static Set> {
-    errno::keep(|| ops::epoll::is_epoll(fd).then(|| add_epoll_set(fd)).flatten())
+    errno::keep(|| ops::epoll::is_epoll(fd).then(|| add_epoll_set(fd, true)).flatten())
 }
 
-/// Makes `fd` an epoll set that we look after.
-pub(crate) fn add_epoll_set(fd: i32) -> Option<&'static Set> {
-    let set = Set::create(fd);
+/// Makes `fd` an epoll set that we look after; `opaque` if the program has not just made it.
+pub(crate) fn add_epoll_set(fd: i32, opaque: bool) -> Option<&'static Set> {
+    let set = Set::create(fd, opaque);
     let word = std::ptr::from_ref(set).expose_provenance() | EPOLL;
     put(fd, word).then_some(set)
 }
@@ -474,7 +484,7 @@ fn forget(word: usize, fd: i32, open: bool) {
                 listener.withdraw();
             }
         }
-        Some(Entry::Epoll(set)) => set.descriptor_closed(),
+        Some(Entry::Epoll(set)) => set.descriptor_closed(fd),
     }
 }
 
@@ -497,6 +507,8 @@ impl Held {
         errno::keep(|| {
             if new < 0 || !put(new, self.word) {
                 forget(self.word, new, false);
+            } else if let Some(Entry::Epoll(set)) = decode(self.word) {
+                set.is_known_as(new);
             }
         });
     }
@@ -526,6 +538,11 @@ pub(crate) fn hold(old: i32) -> Option<Held> {
 /// A descriptor of the connection in `slot`.
 pub(crate) fn descriptor_of(slot: &'static Slot) -> Option<i32> {
     descriptors().find(|&fd| is_of(fd, slot))
+}
+
+/// A descriptor of `set`.
+pub(crate) fn descriptor_of_set(set: &'static Set) -> Option<i32> {
+    descriptors().find(|&fd| epoll_set(fd).is_some_and(|other| std::ptr::eq(other, set)))
 }
 
 /// Every descriptor that has an entry now.

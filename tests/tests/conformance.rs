@@ -16,6 +16,7 @@
 //! | verbs | on both | in a virtual machine of scripts/rdma-vm: over RDMA |
 //! | one-write, two-writes, mixed | on both | the same, with messages written in one way, the other, or one by each side |
 //! | named, named-to-left | on both, on one | a rule names the peer for RDMA, and there is no device |
+//! | off | on both | nothing may leave TCP |
 //! | limitation | on both | fails as docs/limitations.md says; if it does not, that page is wrong |
 
 use std::collections::BTreeMap;
@@ -53,7 +54,11 @@ const ONE_HOST: &[&str] = &[
     "processes::fork_while_a_thread_reads",
     // two processes use a connection from its first byte on.
     "processes::two_processes_before_the_upgrade",
+    "processes::where_a_program_cannot_be_started",
 ];
+
+/// A client that connects to its own host's address: the server is elsewhere between two.
+const OWN_ADDRESS: &str = "connecting::over_the_hosts_own_address";
 
 /// What is run with each order in which messages may be written.
 const ORDERED: &[&str] = &["sizes::", "returning::"];
@@ -110,6 +115,7 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
         if !behaviour.by_itself {
             variants.push(("named-to-left", named, Preloaded::Left));
         }
+        variants.push(("off", Variant { off: true, ..usual }, Preloaded::Both));
     }
     if behaviour.takes_long {
         variants.retain(|(name, ..)| ["kernel", "v4"].contains(name));
@@ -123,7 +129,8 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
 
 /// Over verbs, which is slow under emulation: in one variant.
 fn verbs_trials_of(name: String, mut behaviour: Behaviour) -> Vec<Trial> {
-    let elsewhere = ONE_HOST.iter().any(|prefix| name.starts_with(prefix));
+    let apart = Network::of_environment().is_ok_and(|network| network == Network::TwoHosts);
+    let elsewhere = ONE_HOST.iter().any(|prefix| name.starts_with(prefix)) || apart && name == OWN_ADDRESS;
     if behaviour.limitation.is_some() || elsewhere {
         return Vec::new();
     }

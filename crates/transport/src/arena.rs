@@ -80,7 +80,7 @@ pub mod flag {
     pub const RESET_TOLD: u32 = 16;
     /// The segment's `ready` word was seen set: bytes may leave through the ring.
     pub const READY: u32 = 32;
-    /// A write did not fit: an edge-triggered waiter is owed an edge once it would.
+    /// A write did not fit, and nobody has been told of room since ([`super::Block::lacks_room`]).
     pub const NO_SPACE: u32 = 64;
     /// A write after the peer's end was accepted, as the kernel accepts one before the peer's reset comes back.
     pub const VOID: u32 = 256;
@@ -152,7 +152,9 @@ pub struct Block {
     pub sleeps: AtomicU64,
     /// Times spinning found what it waited for.
     pub spin_hits: AtomicU64,
-    _pad2: [u64; 7],
+    /// Bytes that have ever been put in the side buffer.
+    put_aside: AtomicU64,
+    _pad2: [u64; 6],
 
     /// Held while bytes are put into the stream.
     pub send_lock: Lock,
@@ -180,7 +182,9 @@ pub struct Block {
     pub error: AtomicU32,
     /// 1 while reads are to tell what they leave behind (`TCP_INQ`).
     pub inq: AtomicU32,
-    _pad3: [u32; 43],
+    /// How often a write did not fit, or somebody began to wait for room.
+    lacks: AtomicU32,
+    _pad3: [u32; 42],
 }
 
 const _: () = assert!(size_of::<Block>() == 512);
@@ -236,7 +240,16 @@ impl Block {
 
     /// Adds bytes to [`Self::side`], up to `end`.
     pub fn set_side_end(&self, end: u64) {
-        self.side.store(self.side().start << 32 | end, Ordering::Release);
+        let Range { start, end: before } = self.side();
+        self.side.store(start << 32 | end, Ordering::Release);
+        // Not before they can be seen: whoever knows the count has been told of them.
+        let all = self.put_aside.load(Ordering::Relaxed).wrapping_add(end.saturating_sub(before));
+        self.put_aside.store(all, Ordering::Release);
+    }
+
+    /// How many bytes [`Self::side`] has ever had.
+    pub fn put_aside(&self) -> u64 {
+        self.put_aside.load(Ordering::Acquire)
     }
 
     /// Where the connection stands.
@@ -306,6 +319,18 @@ impl Block {
     /// Sets the bits of `bits` in [`Self::flags`].
     pub fn raise(&self, bits: u32) {
         self.flags.fetch_or(bits, Ordering::SeqCst);
+    }
+
+    /// A write did not fit, or there is no room for one that somebody waits to make: each of those who wait for edges is owed one
+    /// once there is.
+    pub fn lacks_room(&self) {
+        self.raise(flag::NO_SPACE);
+        self.lacks.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Tells one [`Self::lacks_room`] from the next.
+    pub fn lacks(&self) -> u32 {
+        self.lacks.load(Ordering::SeqCst)
     }
 
     /// Whether any of `bits` is set in [`Self::flags`].

@@ -30,6 +30,9 @@ const SECOND_LOOK: u32 = 8;
 const EAGER_CALLS: u32 = 64;
 /// Calls after which an offer that nobody answered is withdrawn.
 const PATIENT_CALLS: u32 = 4096;
+/// Calls after which a server expects no offer any more. Far more than those after which a client makes one, because a server may
+/// read in many pieces what its client has sent in one.
+const HOPEFUL_CALLS: u32 = 1 << 16;
 
 /// A connection in this process. Forks have a copy each, and share the [`Block`] and the [`Segment`].
 pub struct Connection {
@@ -378,6 +381,7 @@ impl Connection {
                 self.enter(fd, segment);
                 Ok(())
             }
+            Err(Failure::NotYet) if calls >= HOPEFUL_CALLS => Err(Failure::Stay(Reason::PeerWithoutThallus)),
             Err(Failure::NotYet) => {
                 self.block.note(Reason::PeerWithoutThallus);
                 self.next_attempt.store(calls.saturating_mul(2), Ordering::Relaxed);
@@ -492,12 +496,17 @@ impl Connection {
         self.take_leftover_frames(fd);
         self.mend_if_failing(fd);
         let Some(segment) = self.segment() else { return };
-        // Or the peer would leave TCP for a ring that nobody reads. It may have been faster, or this side has refused before.
-        if !segment.is_ready() && (segment.refuse() || !segment.is_ready()) {
-            return;
-        }
         // SAFETY: the caller's descriptor, which is open.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        // Or the peer would leave TCP for a ring that nobody reads. It may have been faster, or this side has refused before.
+        let stays = !segment.is_ready() && (segment.refuse() || !segment.is_ready());
+        if (stays || self.has_returned()) && self.side_length() > 0 {
+            // To the kernel they have been read, and it would end the stream in order.
+            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
+        }
+        if stays {
+            return;
+        }
         let in_memory = segment.link().is_none() && !self.has_returned();
         let on_tcp = in_memory && !self.recv_settled() && tcp::unread(socket).is_ok_and(|count| count > 0);
         self.take_leftover_bells(fd, segment);

@@ -59,7 +59,7 @@ impl Connection {
 
     /// Whether the first bytes that the kernel gives may be a HELLO, which no application must read. While the connection is
     /// active [`Self::greet`] takes care.
-    pub(crate) fn may_hear_hello(&self) -> bool {
+    pub fn may_hear_hello(&self) -> bool {
         self.covered.load(Ordering::Relaxed) == YES
             && self.block.role() == Role::Server
             && !self.block.has(flag::HEARD)

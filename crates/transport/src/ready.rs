@@ -153,6 +153,19 @@ impl Connection {
         self.side_length() > 0 || self.segment().is_some_and(|segment| !segment.incoming().is_empty())
     }
 
+    /// Whether bytes are still on TCP: memory does not show them.
+    pub fn has_bytes_on_tcp(&self, fd: i32) -> bool {
+        if self.recv_settled()
+            || self.covered.load(Ordering::Relaxed) == YES
+            || self.block.has(flag::BELLS_FIRST)
+        {
+            // Or they may be a greeting, or bells.
+            return false;
+        }
+        // SAFETY: the caller's descriptor, which is open meanwhile.
+        tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|count| count > 0)
+    }
+
     /// Whether every byte that came over TCP has been taken.
     pub fn recv_settled(&self) -> bool {
         if self.block.recv_switched.load(Ordering::Acquire) != 0 || self.block.has(flag::PEER_GONE) {
@@ -242,6 +255,21 @@ impl Connection {
             } else if tcp::peer_has_closed(fd) {
                 self.note_gone(fd);
             }
+            // The answer to a write after the end, which whoever made it may not have noted yet.
+            if self.block.has(flag::VOID) && tcp::is_over(fd) {
+                self.block.raise(flag::RESET);
+            }
+            self.mend_if_failing(fd);
+        }
+    }
+
+    /// The kernel has reported something to read, and memory shows nothing. Between hosts a bell may overtake what it announces, and
+    /// nobody rings again for sleepers whom it was for: waits for that. To be called where such sleepers do not look by themselves;
+    /// for data, and for space if it `writes`.
+    pub fn overtaken(&self, fd: i32, writes: bool) {
+        let Some(segment) = self.segment() else { return };
+        if segment.link().is_some() {
+            waiting::renew(&self.socket(fd, segment), true, writes);
             self.mend_if_failing(fd);
         }
     }
@@ -299,12 +327,15 @@ impl Connection {
                 } else if (ended != 0 || nothing) && tcp::peer_has_closed(fd) {
                     self.note_gone(fd);
                 }
+                if events & bit::ALWAYS == bit::HUP && !self.block.has(flag::RESET) && tcp::is_over(fd) {
+                    // The kernel has told the application why; memory goes on to tell of the hang-up.
+                    self.block.raise(flag::RESET | flag::RESET_TOLD);
+                }
                 bits |= events & (bit::RDHUP | bit::HUP);
                 // Real bytes: a lone bell would have been sent after the count that settles the direction. Unless they were a
-                // greeting, or the frame or the last bell by which the peer went back to TCP; or the kernel means that this side
-                // reads no more, which memory shows.
-                let framed = self.covered.load(Ordering::Relaxed) == YES || self.block.has(flag::RETURNED);
-                let taken = framed && ended == 0 || ended & bit::ALWAYS == 0 && self.block.has(flag::SHUT_RD);
+                // greeting, or the frame or the last bell by which the peer went back to TCP; or another thread has taken them
+                // since; or the kernel means that this side reads no more, which memory shows.
+                let taken = ended == 0 || ended & bit::ALWAYS == 0 && self.block.has(flag::SHUT_RD);
                 if events & (bit::IN | ended) != 0 && !(taken && nothing) {
                     bits |= bit::READ;
                 }

@@ -71,10 +71,16 @@ impl Connection {
         self.block.doorbells.fetch_add(1, Ordering::Relaxed);
         // SAFETY: one readable byte.
         let sent = unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-        if !matches!(sent, Ok(_) | Err(Errno::AGAIN)) {
+        if !matches!(sent, Ok(_) | Err(Errno::AGAIN)) && !self.has_told_kernel(fd) {
             self.note_gone(fd);
         }
         sent.is_ok()
+    }
+
+    /// Whether the kernel takes no more because this side has shut down both directions: that says nothing of the peer.
+    #[cold]
+    fn has_told_kernel(&self, fd: i32) -> bool {
+        self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) && !tcp::peer_has_closed(fd)
     }
 
     /// Reads up to `most` bells from the kernel, without waiting.

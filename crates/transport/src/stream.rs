@@ -356,11 +356,11 @@ impl Connection {
             }
         }
         if total == 0 && source.left() > 0 {
-            block.raise(flag::NO_SPACE);
+            block.lacks_room();
             return Err(Errno::AGAIN);
         }
         if source.left() > 0 {
-            block.raise(flag::NO_SPACE);
+            block.lacks_room();
         }
         add(&block.ring_sent, total as u64);
         Ok(total)
@@ -443,7 +443,7 @@ impl Connection {
             let sent = transmit(fd, &mut list[..count], flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
             if sent == Err(Errno::AGAIN) || sent.is_ok_and(|sent| sent < asked) {
                 // An edge is owed for room, in the ring if the direction leaves TCP before there is any here.
-                self.block.raise(flag::NO_SPACE);
+                self.block.lacks_room();
             }
             match sent {
                 Ok(sent) => {
@@ -461,9 +461,13 @@ impl Connection {
         Ok(total)
     }
 
-    /// What a write is to say that the kernel refused with `errno`. Of a reset it tells once, and may have told this library.
+    /// What a write is to say that the kernel refused with `errno`. Of a reset it tells once, and may have told this library; and
+    /// nobody else will be told what this write is.
     fn error_of_kernel(&self, fd: i32, segment: &Segment, errno: Errno) -> Errno {
         if errno != Errno::PIPE {
+            if errno != Errno::AGAIN && tcp::is_over(fd) {
+                self.note_error(fd, errno);
+            }
             return errno;
         }
         let untold = self.untold_reset(segment);
@@ -628,7 +632,9 @@ impl Connection {
         let unread =
             sends_in_ring && (self.reset(segment).is_some() || (died && !segment.outgoing().is_empty()));
         let peer_has_ended = gone || ended & (end::FIN | end::CLOSED | end::DEAF) != 0;
-        ended & end::RESET != 0 || unread || (self.block.has(flag::SHUT_WR) && peer_has_ended)
+        // What the program has been told of was one.
+        let known = ended & end::RESET != 0 || self.block.has(flag::RESET_TOLD);
+        known || unread || (self.block.has(flag::SHUT_WR) && peer_has_ended)
     }
 
     /// Bytes that a read would find, for `FIONREAD`; `None` if the kernel has to be asked.

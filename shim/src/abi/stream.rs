@@ -12,7 +12,7 @@ use thallus_transport::reason::Reason;
 use super::{cancellable, guard};
 use crate::ops::descriptor;
 use crate::ops::stream::{self, list, message_list, one};
-use crate::{errno, real};
+use crate::{errno, real, table};
 
 /// Receives into `list`; what is no connection of ours is `kernel`'s alone.
 ///
@@ -31,6 +31,11 @@ unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce()
 /// # Safety
 /// The list's buffers are the program's.
 unsafe fn receive_ours(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
+    if let Some(connection) = table::released(fd) {
+        let result = kernel();
+        connection.received(result, flags);
+        return result;
+    }
     // SAFETY: the caller's promise.
     cancellable(|| unsafe { stream::receive(fd, list, flags, kernel) })
 }
@@ -57,6 +62,11 @@ unsafe fn transmit_ours(
     flags: c_int,
     kernel: impl FnOnce() -> ssize_t,
 ) -> ssize_t {
+    if let Some(connection) = table::released(fd) {
+        let result = kernel();
+        connection.sent(result);
+        return result;
+    }
     // SAFETY: the caller's promise.
     cancellable(|| unsafe { stream::transmit(fd, list, flags, kernel) })
 }
@@ -210,7 +220,14 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         return unsafe { real::recvmsg(fd, message, flags) };
     }
     // SAFETY: the program's own message.
-    cancellable(|| unsafe { receive_message(fd, message, flags) })
+    unsafe {
+        if let Some(connection) = table::released(fd) {
+            let result = real::recvmsg(fd, message, flags);
+            connection.received(result, flags);
+            return result;
+        }
+        cancellable(|| receive_message(fd, message, flags))
+    }
 }
 
 /// recvmsg(2) of a connection of ours.
@@ -480,7 +497,14 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         return unsafe { real::sendmsg(fd, message, flags) };
     }
     // SAFETY: the program's own message.
-    cancellable(|| unsafe { send_message(fd, message, flags) })
+    unsafe {
+        if let Some(connection) = table::released(fd) {
+            let result = real::sendmsg(fd, message, flags);
+            connection.sent(result);
+            return result;
+        }
+        cancellable(|| send_message(fd, message, flags))
+    }
 }
 
 /// sendmsg(2) on a connection of ours: TCP carries no descriptors.

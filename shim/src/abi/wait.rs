@@ -227,7 +227,7 @@ unsafe fn wait_on(
     };
     // SAFETY: the caller's promise.
     let ours = unsafe { std::slice::from_raw_parts_mut(events, most) };
-    cancellable(|| errno::int(epoll::wait(set_of_ours, set, ours, timeout, mask)))
+    cancellable(|| errno::int(epoll::wait(set_of_ours, set, ours, timeout, mask, kernel)))
 }
 
 /// `epoll_wait(2)`.

@@ -20,6 +20,7 @@
 mod early;
 mod member;
 mod set;
+mod strangers;
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -28,6 +29,7 @@ use std::time::{Duration, Instant};
 use libc::{epoll_event, sigset_t};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
 use thallus_transport::arena::State;
 use thallus_transport::connection::Waits;
@@ -37,7 +39,7 @@ use thallus_transport::spin::{Spin, spin_for};
 
 pub(crate) use self::early::{closed_young, connects, grown_up, unwatched};
 use self::member::{EXCLUSIVE, Member, ONESHOT};
-use self::set::{Members, memberships};
+use self::set::{Members, SLEEPING, memberships};
 pub(crate) use self::set::{Quiet, Set, quiesce};
 use crate::cancel::point;
 use crate::ops::poll::{Glances, remaining, to_timespec};
@@ -62,7 +64,7 @@ const PASSED_OVER: u32 = 64;
 /// The program made an epoll set.
 pub(crate) fn created(epfd: i32) {
     if epfd >= 0 && crate::config::enabled() && !table::is_borrowed() {
-        errno::keep(|| table::add_epoll_set(epfd));
+        errno::keep(|| table::add_epoll_set(epfd, false));
     }
 }
 
@@ -90,12 +92,12 @@ pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epo
     if let Some(result) = early::control_young(epfd, operation, fd, wanted, kernel) {
         return result;
     }
-    let Some(call) = table::enter(fd) else {
-        if let (Some(set), Some((_, data))) = (table::epoll_set(epfd), wanted) {
-            errno::keep(|| set.names(data));
-        }
+    let ours = if table::released(fd).is_some() { None } else { table::enter(fd) };
+    let Some(call) = ours else {
         return if early::may_connect(fd) {
             early::control(epfd, operation, fd, wanted, kernel)
+        } else if let Some(set) = table::epoll_set(epfd) {
+            set.control_stranger(operation, fd, wanted, || kernel(event))
         } else {
             kernel(event)
         };
@@ -111,10 +113,12 @@ pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epo
         },
         (None, _) => return kernel(event),
     };
-    let Some(mut members) = set.lock() else { return kernel(event) };
-    if call.connection().block.state() == State::Pinned && !members.by_fd.contains_key(&fd) {
-        drop(members);
+    let Some(mut members) = set.lock() else {
+        set.becomes_opaque();
         return kernel(event);
+    };
+    if call.connection().block.state() == State::Pinned && members.abandon(set, fd) {
+        return members.control_stranger(operation, fd, wanted, || kernel(event));
     }
     if let Some(result) = members.change_in_memory(set, operation, fd, wanted) {
         return errno::int(result.map(|()| 0));
@@ -143,7 +147,8 @@ impl Members {
     ) -> Option<Result<(), Errno>> {
         let awake = set.is_awake();
         let member = self.by_fd.get_mut(&fd)?;
-        if !awake || !member.hot {
+        // Of what is still on TCP only the kernel can tell once more.
+        if !awake || !member.hot || !member.connection().recv_settled() {
             if member.deleted {
                 self.sync(set, fd);
             }
@@ -201,12 +206,7 @@ impl Members {
         if !active {
             let result = kernel(&raw mut plain);
             if result == 0 {
-                errno::keep(|| {
-                    if let Some(old) = self.by_fd.get(&fd) {
-                        let fresh = Member::new(old.slot, fd, events, data, false);
-                        self.insert(set, fd, fresh);
-                    }
-                });
+                errno::keep(|| self.changed(set, fd, events, data));
             }
             return result;
         }
@@ -216,6 +216,7 @@ impl Members {
         errno::keep(|| {
             if let Some(member) = self.by_fd.get_mut(&fd) {
                 member.ask(events, data);
+                member.is_stale |= !member.connection().recv_settled();
             }
             self.settle(set, fd);
             self.sync(set, fd);
@@ -245,6 +246,14 @@ pub(crate) fn became_active(slot: &'static Slot) {
             members.sync(set, fd);
         }
     }
+}
+
+/// The connection of this slot stays on TCP for good: the kernel alone serves all of its registrations. False if one of them has to be
+/// looked after all the same, or none can be changed now.
+pub(crate) fn abandon(slot: &'static Slot) -> bool {
+    memberships(slot).is_some_and(|all| {
+        all.into_iter().all(|(set, fd)| set.lock().is_some_and(|mut members| members.abandon(set, fd)))
+    })
 }
 
 /// The kernel reports this slot's connection although it has no longer anything to read.
@@ -306,13 +315,14 @@ pub(crate) fn renamed(slot: &'static Slot, fd: i32, other: i32, open: bool) {
     }
 }
 
-/// `epoll_wait(2)` and its relatives on `set`, whose descriptor is `epfd`.
+/// `epoll_wait(2)` and its relatives on `set`, whose descriptor is `epfd`; `original` is libc's, with all of these arguments.
 pub(crate) fn wait(
     set: &'static Set,
     epfd: i32,
     events: &mut [epoll_event],
     timeout: Option<Duration>,
     mask: *const sigset_t,
+    original: impl FnOnce() -> i32,
 ) -> Result<i32, Errno> {
     let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     if !set.awaited.load(Ordering::Relaxed) {
@@ -321,23 +331,50 @@ pub(crate) fn wait(
     if set.active.load(Ordering::SeqCst) > 0 {
         return set.wait(epfd, events, timeout, mask).map(count);
     }
-    let deadline = deadline_of(timeout);
+    let begun = timeout.is_some_and(|timeout| !timeout.is_zero()).then(coarse_now);
+    let (mut left, mut original) = (timeout, Some(original));
+    let mut ask = |events: &mut [epoll_event], left| match original.take() {
+        Some(original) => outcome(point(original)),
+        None => kernel(epfd, events, left, mask),
+    };
     loop {
-        let left = if timeout == Some(Duration::ZERO) { timeout } else { remaining(deadline) };
         // A connection that another thread adds, or that leaves TCP, while this thread sleeps is armed at
         // once, because the thread is counted: its bell ends the sleep, and the report is sorted out here.
-        let Some(look) = set.begins_to_sleep() else {
-            return set.wait(epfd, events, left, mask).map(count);
+        let (got, kept) = if let Some(turns) = set.rest() {
+            let got = ask(events, left);
+            let plain = set.is_undisturbed(turns);
+            let kept = got.map(|got| if plain { got } else { set.sort_out(events, got, false).0 });
+            set.rises();
+            (got, kept)
+        } else {
+            let Some(look) = set.begins_to_sleep() else {
+                return set.wait(epfd, events, left, mask).map(count);
+            };
+            let got = ask(events, left);
+            let (look, plain) = set.woke(look);
+            let kept = got.map(|got| if plain { got } else { set.sort_out(events, got, false).0 });
+            set.looked(look);
+            (got, kept)
         };
-        let got = kernel(epfd, events, left, mask);
-        let (look, plain) = set.woke(look);
-        let kept = got.map(|got| if plain { got } else { set.sort_out(events, got, false).0 });
-        set.looked(look);
         match (got, kept) {
             (Ok(got), Ok(0)) if got > 0 => {}
             (_, kept) => return kept.map(count),
         }
+        // Rather too late by a tick than too early, which a wait never is.
+        left = timeout.zip(begun).map_or(timeout, |(timeout, begun)| {
+            Some(timeout.saturating_add(TICK).saturating_sub(coarse_now().saturating_sub(begun)).min(timeout))
+        });
     }
+}
+
+/// The longest time between two ticks of the clock of [`coarse_now`] (`CONFIG_HZ=100`).
+const TICK: Duration = Duration::from_millis(10);
+
+/// The time as of the last tick: some nanoseconds instead of some tens. Enough for a wait that nearly always ends with the
+/// kernel's first answer.
+fn coarse_now() -> Duration {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned() as u32)
 }
 
 /// When a wait of `timeout` that begins now ends; `None` if it does not, or does not wait at all.
@@ -528,7 +565,7 @@ impl Set {
         let look = self.looks();
         let result = if ready || self.stirs() { Ok(0) } else { kernel(epfd, events, timeout, mask) };
         let woken = self.lock();
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.sleepers.fetch_sub(SLEEPING, Ordering::SeqCst);
         drop(woken);
         for (call, writes) in armed {
             call.connection().disarm_cold(writes);
@@ -542,10 +579,10 @@ impl Set {
     /// have been idle for long turn cold. True if one of these has become ready meanwhile.
     fn arm(&'static self) -> (Vec<(Call, bool)>, bool) {
         let Some(mut members) = self.lock() else {
-            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            self.sleepers.fetch_add(SLEEPING, Ordering::SeqCst);
             return (Vec::new(), true);
         };
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.sleepers.fetch_add(SLEEPING, Ordering::SeqCst);
         let mut armed = Vec::with_capacity(members.hot.len());
         let mut ready = false;
         let mut hot = std::mem::take(&mut members.hot);
@@ -583,13 +620,22 @@ impl Set {
         let round = self.rounds.load(Ordering::Relaxed).wrapping_sub(1);
         let Some(mut members) = self.lock() else { return (count, 0) };
         let (mut kept, mut own) = (0, 0);
+        // What one report means beyond its own place, as far as there are places that the kernel has not filled.
+        let mut more = SmallVec::<[epoll_event; 1]>::new();
         for index in 0..count {
-            let event = events[index];
-            if let Some((translated, ours)) = members.translate(self, event, round, later) {
-                events[kept] = translated;
+            let most = 1 + events.len() - count - more.len();
+            let mut told = members.translate(self, events[index], round, later, most).into_iter();
+            if let Some((first, ours)) = told.next() {
+                events[kept] = first;
                 kept += 1;
                 own += usize::from(ours);
             }
+            more.extend(told.map(|(event, _)| event));
+        }
+        own += more.len();
+        for event in more {
+            events[kept] = event;
+            kept += 1;
         }
         (kept, own)
     }
@@ -600,22 +646,26 @@ impl Members {
         fds.any(|fd| self.by_fd.get(fd).is_some_and(|member| member.due(0) != 0))
     }
 
-    /// One kernel report in the program's terms, and whether it is on an upgraded connection; `None` if it means nothing to the
-    /// program.
+    /// One kernel report in the program's terms, and whether it is on upgraded connections. None if it means nothing to the program;
+    /// up to `most`, at least one, if several registrations have its `epoll_data`.
     fn translate(
         &mut self,
         set: &'static Set,
         event: epoll_event,
         round: u32,
         later: bool,
-    ) -> Option<(epoll_event, bool)> {
+        most: usize,
+    ) -> SmallVec<[(epoll_event, bool); 1]> {
         let (data, reported) = (event.u64, event.events);
-        let mut ours = None;
+        let mut told = SmallVec::new();
         let mut stranger = true;
         let named = self.named(data);
         let only = named.len() == 1;
+        // What is on TCP may have any report.
+        let mut known = !named.is_empty();
         for fd in named {
             let Some(member) = self.by_fd.get_mut(&fd) else { continue };
+            known &= member.active;
             if !member.active {
                 // The kernel has disabled it: known when it leaves TCP.
                 member.spent |= only && member.events & ONESHOT != 0;
@@ -629,10 +679,20 @@ impl Members {
             let tcp =
                 connection.observe(member.io, reported | end) | connection.hangup(reported, member.events);
             let drained = connection.block.drained.load(Ordering::Relaxed) != before;
-            let later = later && tcp == 0 && member.due(0) != 0;
-            let bits = if later { 0 } else { member.report(tcp, round) };
+            let full = told.len() == most;
+            if full {
+                member.held |= tcp;
+            }
+            let later = (full || later && tcp == 0) && member.due(0) != 0;
+            let mut bits = if full || later { 0 } else { member.report(tcp, round) };
+            let nothing = bits == 0 && !full && !later && !drained;
+            if nothing && reported & bit::IN != 0 && !set.is_awake() {
+                // Others sleep on, or whoever polls the set: it stays cold, and nobody looks again before the next bell.
+                connection.overtaken(member.io, member.armed == Some(true));
+                bits = member.report(tcp, round);
+            }
             if bits != 0 {
-                ours = Some(epoll_event { events: bits, u64: member.data });
+                told.push((epoll_event { events: bits, u64: member.data }, true));
             }
             let explained = drained || later || bits != 0 || member.spent || member.deleted || member.kicked;
             if explained || ready_in_kernel(member.io, PollFlags::IN | PollFlags::RDHUP) != 0 {
@@ -641,11 +701,11 @@ impl Members {
             self.settle(set, fd);
             self.sync(set, fd);
         }
-        // Nothing of ours explains the report: another descriptor has the same data.
-        if ours.is_none() && stranger && !self.is_buried(data) {
-            return Some((event, false));
+        // Nothing of ours explains the report: another descriptor has the same data, or it is stale.
+        if told.is_empty() && stranger && self.is_strange(set, event, known) {
+            told.push((event, false));
         }
-        ours.map(|ours| (ours, true))
+        told
     }
 }
 
@@ -689,6 +749,11 @@ fn kernel(
             }
         }
     };
+    outcome(count)
+}
+
+/// What a wait at a [`point`] has returned.
+fn outcome(count: Option<i32>) -> Result<usize, Errno> {
     match count {
         None => Err(Errno::CANCELED),
         Some(..0) => Err(errno::now()),

@@ -79,7 +79,7 @@ pub(crate) fn wait(
         }
     }
     // While we sleep no thread beside us takes one of the others out of TCP: it sees that our call is inside.
-    let (mut polled, mut plain) = (SmallVec::<[Polled; FEW]>::new(), Vec::new());
+    let (mut polled, mut plain) = (SmallVec::<[Polled; FEW]>::new(), SmallVec::<[Guest; FEW]>::new());
     for (index, fd) in fds.iter().enumerate() {
         match table::enter_for_io(fd.fd) {
             Some(Guest::Call(call)) => {
@@ -238,7 +238,7 @@ fn kernel_view(fds: &[pollfd], polled: &[Polled], news: Option<i32>) -> Vec<poll
             // No more bells, and what the kernel would say for ever is known, unless the program waits for it. A reset it
             // tells unasked, also to who asks for nothing: it may mean nothing as long as there is something to read.
             interest &= asked(fds, one) | !(bit::IN | bit::RDHUP);
-            if connection.has_unread() && !bit::is_specific(asked(fds, one)) {
+            if is_behind_bytes(fds, one) {
                 entry.fd = -1;
             }
         }
@@ -305,10 +305,18 @@ fn sleep(
     result
 }
 
-/// Whether a connection is readable for the kernel, with bytes or an end that the program did not ask for: only further
-/// arrivals may wake.
+/// Whether the kernel has more to say of a connection than the program is to know: bytes or an end that it did not ask for, or a
+/// reset that may mean nothing. Only further arrivals may wake.
 fn is_stuck(fds: &[pollfd], one: &Polled) -> bool {
     (!one.clear || one.call.connection().block.has(flag::SHUT_RD)) && asked(fds, one) & bit::READ == 0
+        || is_behind_bytes(fds, one)
+}
+
+/// Whether the program asks for nothing of a connection whose peer is gone and whose bytes are unread. It may be told of a reset
+/// that answers a write, but of none before.
+fn is_behind_bytes(fds: &[pollfd], one: &Polled) -> bool {
+    let connection = one.call.connection();
+    connection.is_gone() && connection.has_unread() && !bit::is_specific(asked(fds, one))
 }
 
 /// What watches the sockets that are stuck with unread bytes.

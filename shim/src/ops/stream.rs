@@ -93,9 +93,7 @@ pub(crate) unsafe fn transmit(
             }
             if is_short(result, length(list)) {
                 drop(visit);
-                errno::keep(|| {
-                    table::enter(fd).inspect(|call| call.connection().block.raise(flag::NO_SPACE))
-                });
+                errno::keep(|| table::enter(fd).inspect(|call| call.connection().block.lacks_room()));
             }
             return result;
         }
@@ -106,7 +104,8 @@ pub(crate) unsafe fn transmit(
             Err(errno) => return errno::count(Err(errno)),
         };
         let result = call.connection().send(fd, &mut source, flags);
-        if source.left() > 0 && call.connection().block.has(flag::NO_SPACE) {
+        // Whoever reports room to one registration meanwhile may have taken the mark away.
+        if source.left() > 0 {
             errno::keep(|| epoll::stalled(call.slot));
         }
         if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
@@ -136,7 +135,7 @@ fn transmit_without_copy(fd: i32, asked: usize, kernel: impl FnOnce() -> isize) 
     let result = kernel();
     if let Some(call) = table::enter(fd) {
         note_sent(&call, result, asked);
-        if call.connection().block.has(flag::NO_SPACE) {
+        if is_short(result, asked) {
             errno::keep(|| epoll::stalled(call.slot));
         }
     }
@@ -151,7 +150,7 @@ fn note_sent(call: &table::Call, result: isize, asked: usize) {
     }
     if is_short(result, asked) {
         // The kernel owes an edge, which must not be lost if the connection leaves TCP before it comes.
-        block.raise(flag::NO_SPACE);
+        block.lacks_room();
     } else if block.has(flag::NO_SPACE) {
         block.lower(flag::NO_SPACE);
     }
@@ -267,7 +266,7 @@ pub(crate) unsafe fn send_file(
     if call.is_active(out) {
         // SAFETY: the caller's promise.
         let result = copy_file(&call, out, input, unsafe { offset.as_mut() }, count);
-        if result < count.cast_signed() && call.connection().block.has(flag::NO_SPACE) {
+        if result < count.cast_signed() {
             errno::keep(|| epoll::stalled(call.slot));
         }
         return result;

@@ -8,7 +8,7 @@ use thallus_transport::connection::Connection;
 use thallus_transport::uninterrupted::Uninterrupted;
 
 use super::slot::{self, FD, Slot};
-use super::{Young, blocks, cell, descriptors, for_each_young, grow_up, young};
+use super::{Young, blocks, cell, descriptors, for_each_young, grow_up, released, young};
 use crate::{ops, stats};
 
 /// What a fork must not find locked by a thread that the child does not have.
@@ -59,6 +59,7 @@ impl Quiet {
                 cell.store(0, Ordering::SeqCst);
             }
         }
+        released::forget();
         for slot in self.slots[0].iter() {
             slot.holds.fetch_and(!(FD - 1), Ordering::SeqCst);
             slot.used.store(false, Ordering::Relaxed);

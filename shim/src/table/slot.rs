@@ -11,7 +11,7 @@ use thallus_transport::connection::{Connection, Waits};
 use thallus_transport::process;
 use thallus_transport::uninterrupted::Uninterrupted;
 
-use super::blocks;
+use super::{blocks, released};
 use crate::{errno, log, ops};
 
 /// One in [`Slot::holds`].
@@ -82,6 +82,9 @@ impl Call {
             connection.block.owner_fd.store(fd.cast_unsigned(), Ordering::Relaxed);
         }
         if connection.block.state() == State::Pinned {
+            if !connection.may_hear_hello() {
+                errno::keep(|| released::release(fd, self.slot));
+            }
             return false;
         }
         errno::keep(|| {

@@ -16,7 +16,7 @@ use thallus_transport::settings::settings;
 use thallus_transport::uninterrupted::Uninterrupted;
 
 use super::slot::{Slot, USER};
-use super::{LIMIT, TABLE, TAG, YOUNG, cell, grow_up};
+use super::{LIMIT, TABLE, TAG, YOUNG, cell, grow_up, is_slot};
 use crate::ops::epoll::Set;
 use crate::{errno, ops};
 
@@ -142,27 +142,34 @@ impl Young {
         self.0 & REGISTERED != 0
     }
 
-    /// The set that has it: the only one, since it grows up before a second.
+    /// The set that has it: the only one, since it grows up before a second. While two threads register it, it may be the other's.
     pub(crate) fn set(self, fd: i32) -> Option<&'static Set> {
         let set = SETS[fd as usize].load(Ordering::Acquire);
         // SAFETY: null, or a set, which is never freed.
         if self.is_registered() { unsafe { set.as_ref() } } else { None }
     }
 
-    /// Notes that `set` has it as `fd`. False if it is no longer this young connection's entry.
+    /// Notes that `set` has it as `fd`. False if it is no longer this young connection's entry, or another thread was faster.
     pub(crate) fn register(self, fd: i32, set: &'static Set) -> bool {
-        SETS[fd as usize].store(std::ptr::from_ref(set).cast_mut(), Ordering::Release);
-        self.update(fd, |word| word | REGISTERED)
+        let ours = std::ptr::from_ref(set).cast_mut();
+        // Before the mark says that it is there. While two threads do this, it may be the wrong one: whoever does not find it there
+        // looks in all sets.
+        let before = SETS[fd as usize].swap(ours, Ordering::AcqRel);
+        let registered = self.update(fd, |word| (word & REGISTERED == 0).then_some(word | REGISTERED));
+        if !registered {
+            let _ = SETS[fd as usize].compare_exchange(ours, before, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        registered
     }
 
     /// Notes that no set has it, and whether it was `awaited` in the one that had.
     pub(crate) fn unregister(self, fd: i32, awaited: bool) {
-        self.update(fd, |word| word & !REGISTERED | if awaited { AWAITED } else { 0 });
+        self.update(fd, |word| Some(word & !REGISTERED | if awaited { AWAITED } else { 0 }));
     }
 
-    fn update(self, fd: i32, change: impl Fn(usize) -> usize) -> bool {
+    fn update(self, fd: i32, change: impl Fn(usize) -> Option<usize>) -> bool {
         let ours = |word| Self::of(word).is_some_and(|young| young.generation() == self.generation());
-        let change = |word| ours(word).then(|| change(word));
+        let change = |word| if ours(word) { change(word) } else { None };
         cell(fd).is_some_and(|cell| cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change).is_ok())
     }
 
@@ -173,7 +180,7 @@ impl Young {
 
     /// Notes that there was no memory for it to grow up.
     pub(super) fn becomes_poor(self, fd: i32) {
-        self.update(fd, |word| word | POOR);
+        self.update(fd, |word| Some(word | POOR));
     }
 
     /// With one more call, which is inside.
@@ -291,7 +298,7 @@ impl Visit {
         let index = moved.iter().position(|(generation, _)| *generation == self.generation);
         // None: it was closed meanwhile.
         let Some((_, slot)) = index.map(|index| moved.swap_remove(index)) else { return };
-        if cell.load(Ordering::SeqCst) == std::ptr::from_ref(slot).addr() {
+        if is_slot(cell.load(Ordering::SeqCst), slot) {
             // SAFETY: this visit is counted in the slot's holds until `leave`.
             drain(self.fd, unsafe { slot.connection() }.block);
         }

@@ -1,5 +1,6 @@
 //! How connections end: half-close, close, reset, exit, death.
 
+use super::epoll_edges::{sends_over_tcp, with_bytes_put_aside};
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Errno, Fd, Leave, caught, quietly};
 use crate::say;
@@ -64,6 +65,13 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("end_is_lasting", end_is_lasting, sends_and_closes),
     Behaviour::connected("close_while_another_thread_reads", close_while_reading, sends_when_told)
         .limitation("**`close` while another thread reads**"),
+    Behaviour::whole("closed_with_bytes_put_aside", closes_with_bytes_put_aside, is_reset, Tally::Total(1)),
+    Behaviour::whole(
+        "hung_up_after_a_write_was_refused",
+        writes_after_a_reset,
+        resets_over_tcp,
+        Tally::Total(1),
+    ),
 ];
 
 fn sends_and_closes(side: &Side, fd: Fd) {
@@ -506,4 +514,43 @@ fn close_while_reading(side: &Side, fd: Fd) {
     assert_eq!(data, Ok(b"who reads this?".to_vec()));
     assert_eq!(calls::recv(fd, 100, 0), Err(Errno::EBADF));
     side.sync("done");
+}
+
+/// What the library has put aside the program has not read: the peer is told so.
+fn closes_with_bytes_put_aside(side: &Side) {
+    let (_, fd) = with_bytes_put_aside(side);
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+fn is_reset(side: &Side) {
+    let fd = sends_over_tcp(side);
+    side.sync("closed");
+    assert_eq!(calls::recv(fd, 10, 0), Err(Errno::ECONNRESET));
+}
+
+/// The reset is told by a write; from then on poll and epoll tell of no error, but of a hang-up.
+fn writes_after_a_reset(side: &Side) {
+    let (epfd, fd) = with_bytes_put_aside(side);
+    side.sync("reset now");
+    side.sync("reset");
+    assert_eq!(calls::send(fd, b"x", libc::MSG_NOSIGNAL), Err(Errno::ECONNRESET));
+    for _ in 0..3 {
+        let ready = quietly(|| calls::poll(&[(fd, libc::POLLIN | libc::POLLRDHUP)], -1)).expect("poll");
+        assert_eq!(ready, [libc::POLLIN | libc::POLLRDHUP | libc::POLLHUP]);
+        calls::epoll_modify(epfd, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_MOD");
+        let ready = quietly(|| calls::epoll_wait(epfd, 8, -1)).expect("epoll_wait");
+        assert_eq!(ready[0].events, (libc::EPOLLIN | libc::EPOLLHUP) as u32);
+    }
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"more".to_vec()));
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+    assert_eq!(calls::send(fd, b"x", libc::MSG_NOSIGNAL), Err(Errno::EPIPE));
+}
+
+fn resets_over_tcp(side: &Side) {
+    let fd = sends_over_tcp(side);
+    side.sync("reset now");
+    calls::set_linger(fd, 0).expect("SO_LINGER");
+    calls::close(fd).expect("close");
+    side.sync("reset");
 }

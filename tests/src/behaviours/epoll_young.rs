@@ -1,5 +1,6 @@
 //! Registrations of connections that have done little yet: the library leaves them to the kernel until they have done more.
 
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 
 use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, SOCK_NONBLOCK};
@@ -23,8 +24,17 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("changed_at_each_byte", changes_always, talks, Tally::Upgraded(1))
         .environment(ENVIRONMENT),
     Behaviour::whole("in_two_sets", in_two_sets, talks, Tally::Upgraded(1)).environment(ENVIRONMENT),
+    Behaviour::whole(
+        "in_two_sets_at_once",
+        adds_to_two_sets_at_once,
+        many_talk,
+        Tally::Upgraded(SHORT_LIVED / 3),
+    )
+    .environment(ENVIRONMENT),
     Behaviour::whole("by_two_numbers", by_two_numbers, talks, Tally::Upgraded(1)).environment(ENVIRONMENT),
+    // Between hosts a client is ready with the first answer, unless its server has closed by then.
     Behaviour::whole("the_number_is_used_again", reuses, talks_again, Tally::Mixed(1, &[("short", 3)]))
+        .over_verbs(Tally::AtLeast(1, 4), Tally::AtLeast(1, 4))
         .environment(ENVIRONMENT),
     Behaviour::whole(
         "added_while_another_thread_reads",
@@ -121,6 +131,67 @@ fn in_two_sets(side: &Side) {
         assert_eq!(calls::epoll_wait(looks_in, 8, 0), Ok(vec![]));
         assert_eq!(calls::send(fd, &bytes, 0), Ok(4));
     }
+    side.sync("done");
+}
+
+/// Two threads add a connection that has done nothing to a set each, at the same moment. Each set is told of all that comes.
+fn adds_to_two_sets_at_once(side: &Side) {
+    let listener = side.listen();
+    let sets = [(); 2].map(|()| calls::epoll_create().expect("epoll_create1"));
+    let next = AtomicI32::new(-1);
+    let added = AtomicU64::new(0);
+    let add = |epfd: Fd| {
+        let mut last = -1;
+        quietly(|| {
+            for data in 0..SHORT_LIVED / 3 {
+                while next.load(Ordering::SeqCst) == last {
+                    std::hint::spin_loop();
+                }
+                last = next.load(Ordering::SeqCst);
+                calls::epoll_add(epfd, last >> 1, EPOLLIN, data).expect("EPOLL_CTL_ADD");
+                added.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+    };
+    std::thread::scope(|scope| {
+        for epfd in sets {
+            let add = &add;
+            scope.spawn(move || add(epfd));
+        }
+        quietly(|| {
+            for data in 0..SHORT_LIVED / 3 {
+                let fd = calls::accept4(listener, SOCK_NONBLOCK).expect("accept4");
+                // The number may be the last one's.
+                next.store(fd << 1 | (data % 2) as i32, Ordering::SeqCst);
+                while added.load(Ordering::SeqCst) < 2 * (data + 1) {
+                    std::thread::yield_now();
+                }
+                for _ in 0..ROUNDS {
+                    for epfd in sets {
+                        let ready = calls::epoll_wait(epfd, 8, -1).expect("epoll_wait");
+                        assert_eq!(ready.iter().map(|ready| ready.data).collect::<Vec<_>>(), [data]);
+                    }
+                    assert!(echo_once(fd));
+                }
+                calls::close(fd).expect("close");
+            }
+        });
+    });
+    side.sync("done");
+}
+
+fn many_talk(side: &Side) {
+    let destination = side.destination();
+    quietly(|| {
+        for _ in 0..SHORT_LIVED / 3 {
+            let fd = side.connect_to(destination);
+            for _ in 0..ROUNDS {
+                send_all(fd, b"talk");
+                assert_eq!(receive_exactly(fd, 4), b"talk");
+            }
+            calls::close(fd).expect("close");
+        }
+    });
     side.sync("done");
 }
 

@@ -13,6 +13,7 @@ mod descriptors;
 mod dying;
 mod ending;
 mod epoll;
+mod epoll_edges;
 mod epoll_sets;
 mod epoll_young;
 mod flags;
@@ -206,6 +207,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("polling", polling::ALL),
     ("epoll", epoll::ALL),
     ("epoll_sets", epoll_sets::ALL),
+    ("epoll_edges", epoll_edges::ALL),
     ("epoll_young", epoll_young::ALL),
     ("descriptors", descriptors::ALL),
     ("threads", threads::ALL),

@@ -1,6 +1,6 @@
 //! What is known of a program's connections while it runs: which descriptors there are, and how many bytes are where.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::program::{End, Flag, Op};
 use super::wire::Stream;
@@ -67,6 +67,8 @@ pub(super) struct Model {
     pub(super) connections: Vec<Connection>,
     /// How many epoll sets there have been.
     pub(super) sets: u32,
+    /// Those in which room has been asked for by edges.
+    pub(super) tell_of_room: BTreeSet<u32>,
 }
 
 /// A process: its end, and its place among those of the end.
@@ -137,6 +139,12 @@ impl Model {
         self.started(end).is_some_and(
             |(who, op)| matches!(op, Op::Send { fd, .. } if self.connection_of(who, *fd) == Some(connection)),
         )
+    }
+
+    /// Whether the process has an epoll set of which it can't be known whether it is readable.
+    pub(super) fn has_vague_set(&self, who: Who) -> bool {
+        let tells = |kind: &Kind| matches!(kind, Kind::Set(set) if self.tell_of_room.contains(set));
+        self.actor(who).fds.values().any(tells)
     }
 
     /// Whether another process has the epoll set that `who` knows as `fd`.

@@ -60,6 +60,10 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
     match op {
         Op::Send { .. } | Op::SendFile { .. } | Op::Splice { .. } => admit_send(model, who, op, &mut manner)?,
         Op::Receive { .. } => admit_receive(model, who, op, &mut manner)?,
+        // docs/limitations.md: room is told of by edges, or not.
+        Op::Poll { .. } if in_thread && model.has_vague_set(who) => {
+            return Err("an epoll set may be readable or not");
+        }
         Op::Poll { by, .. } if in_thread => {
             // The sets of select(2) have no place for the events that are not compared.
             *by = if *by == PollBy::Select { PollBy::Poll } else { *by };
@@ -99,12 +103,22 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
                 return Err("a thread reads");
             }
         }
+        // docs/limitations.md: a process that has shut down both directions resets nothing when it dies.
+        Op::Exit | Op::Kill if is_awaited_after_both_shuts(model, who) => {
+            return Err("a thread of the other end waits for a reset");
+        }
         Op::Fork if model.actors[end as usize].len() == PROCESSES => {
             return Err("there are enough processes");
         }
         _ => {}
     }
     Ok(manner)
+}
+
+fn is_awaited_after_both_shuts(model: &Model, who: Who) -> bool {
+    let waits = |(_, op): (Who, &Op)| matches!(op, Op::Poll { .. } | Op::Wait { .. });
+    model.started(who.0.other()).is_some_and(waits)
+        && model.connections.iter().any(|connection| connection.shut[who.0 as usize] == [true; 2])
 }
 
 fn admit_send(model: &Model, who: Who, op: &mut Op, manner: &mut Manner) -> Result<(), &'static str> {
@@ -332,6 +346,8 @@ fn polled(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
             }
             // docs/limitations.md: the end of a connection makes a set readable for others also if nobody asks for it.
             Some(Kind::Set(_)) if model.connections.iter().any(is_smeared_or_ended) => u32::MAX,
+            // docs/limitations.md: room may be told of with bytes that are taken by now.
+            Some(Kind::Set(set)) if model.tell_of_room.contains(set) => u32::MAX,
             _ => 0,
         };
         let events = events & !hidden;

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::model::{Actor, Connection, Kind, Model, Who};
 use super::processes::{Process, Processes, Silence};
-use super::program::{End, Flag, How, Op, Program, ReceiveBy, SendBy, SocketOption, Step};
+use super::program::{Control, End, Flag, How, Op, Program, ReceiveBy, SendBy, SocketOption, Step};
 use super::rules::{LEAVES_ROOM, SURELY_HELD, admit, data_of, show};
 use super::wire::{Arrival, Call, Command, Reply};
 use crate::harness::Stats;
@@ -306,6 +306,13 @@ impl Run {
                 self.model.sets += 1;
                 let set = Kind::Set(self.model.sets);
                 self.model.actor_mut(who).fds.insert(reply.value as i32, set);
+            }
+            Op::Control { set, how: Control::Add | Control::Modify, events, .. }
+                if events & libc::EPOLLET as u32 != 0 && events & libc::EPOLLOUT as u32 != 0 =>
+            {
+                if let Some(&Kind::Set(number)) = self.model.actor(who).fds.get(set) {
+                    self.model.tell_of_room.insert(number);
+                }
             }
             Op::Close { fd } => {
                 let actor = self.model.actor_mut(who);

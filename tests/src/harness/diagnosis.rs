@@ -6,13 +6,15 @@ use std::process::Command;
 
 /// The processes of a process group, oldest first.
 pub fn group_members(group: u32) -> Vec<u32> {
-    let Ok(listing) = fs::read_dir("/proc") else { return Vec::new() };
-    let mut members: Vec<u32> = listing
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|&pid| group_of(pid) == Some(group))
-        .collect();
+    let mut members: Vec<u32> = processes().filter(|&pid| group_of(pid) == Some(group)).collect();
     members.sort_unstable();
     members
+}
+
+/// All processes that can be seen.
+pub(super) fn processes() -> impl Iterator<Item = u32> {
+    let listing = fs::read_dir("/proc").into_iter().flatten();
+    listing.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 fn group_of(pid: u32) -> Option<u32> {

@@ -55,6 +55,8 @@ pub struct Variant {
     pub upgrade_after: u32,
     /// Whether a rule names the other side as a host to reach by RDMA, for which there is no device.
     pub named: bool,
+    /// Whether connections stay on TCP from the start, for good (`THALLUS_FABRIC=off`).
+    pub off: bool,
     /// Whether the left side connects and the right one listens.
     pub swapped: bool,
     /// How the left and the right side write messages over RDMA (`THALLUS_RDMA_ORDER`), if not as the device needs it.
@@ -70,6 +72,7 @@ impl Variant {
         rounds: WARM_UP_ROUNDS,
         upgrade_after: 1,
         named: false,
+        off: false,
         swapped: false,
         orders: [None; 2],
         patience: DEADLINE,
@@ -260,6 +263,8 @@ impl Place<'_> {
                 if let Some(order) = variant.orders[usize::from(!self.left)] {
                     set("THALLUS_RDMA_ORDER", order.as_ref());
                 }
+            } else if variant.off {
+                set("THALLUS_FABRIC", "off".as_ref());
             } else if variant.named {
                 set("THALLUS_FABRIC", "verbs".as_ref());
                 set("THALLUS_PEERS", "0.0.0.0/0,::/0".as_ref());

@@ -44,7 +44,10 @@ pub(super) fn control(
     let Some(set) = table::epoll_set(epfd).or_else(|| table::discover_epoll_set(epfd)) else {
         return kernel(event);
     };
-    let Some(mut members) = set.lock() else { return kernel(event) };
+    let Some(mut members) = set.lock() else {
+        set.becomes_opaque();
+        return kernel(event);
+    };
     let result = kernel(event);
     match (operation, wanted) {
         _ if result != 0 => {}
@@ -52,7 +55,7 @@ pub(super) fn control(
             members.early.remove(&fd);
         }
         (_, Some((events, data))) => {
-            members.early.insert(fd, Early { events, data, generation: 0 });
+            members.insert_early(fd, Early { events, data, generation: 0 });
             let unconnected = table::watch_socket(fd);
             drop(members);
             if !unconnected {
@@ -102,8 +105,7 @@ pub(super) fn control_young(
     let result = kernel(asked.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut));
     match (operation, wanted) {
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some((events, data))) if result == 0 => {
-            members.unbury(data);
-            members.early.insert(fd, Early { events, data, generation: young.generation() });
+            members.insert_early(fd, Early { events, data, generation: young.generation() });
         }
         (libc::EPOLL_CTL_ADD, _) => young.unregister(fd, false),
         (libc::EPOLL_CTL_DEL, _) if result == 0 => {
@@ -119,7 +121,7 @@ pub(super) fn control_young(
 pub(crate) fn grown_up(fd: i32, last: Young, slot: &'static Slot) {
     let adopt = |set| adopt(set, fd, last.generation(), slot);
     let known = last.set(fd).map_or(Some(false), adopt).and_then(|found| {
-        // Its number was given to another while it was being registered.
+        // Its number was given to another while it was being registered, or another thread tried to register it elsewhere.
         if found {
             Some(true)
         } else {
@@ -134,10 +136,18 @@ pub(crate) fn grown_up(fd: i32, last: Young, slot: &'static Slot) {
 
 /// A young connection, registered in `set`, is closed.
 pub(crate) fn closed_young(set: &'static Set, fd: i32, young: Young) {
-    if let Some(mut members) = set.lock()
-        && members.has_early(fd, young.generation())
-    {
-        members.early.remove(&fd);
+    let forgets = |set: &'static Set| {
+        set.lock().is_some_and(|mut members| {
+            let known = members.has_early(fd, young.generation());
+            if known {
+                members.early.remove(&fd);
+            }
+            known
+        })
+    };
+    // Two threads may have registered it at the same time.
+    if !forgets(set) {
+        set::all().unwrap_or_default().into_iter().any(forgets);
     }
 }
 
@@ -180,18 +190,19 @@ fn adopt(set: &'static Set, fd: i32, generation: u32, slot: &'static Slot) -> Op
     if events & EXCLUSIVE != 0 {
         connection.pin(fd, Reason::Exclusive);
     }
-    let active = connection.is_active();
-    let mut member = Member::new(slot, fd, events, data, false);
-    if active {
-        member.became_active();
-    }
-    members.take_in(set, fd, member);
+    members.take_in(set, fd, Member::new(slot, fd, events, data, false));
     members.settle(set, fd);
     members.sync(set, fd);
     Some(true)
 }
 
 impl Members {
+    fn insert_early(&mut self, fd: i32, early: Early) {
+        self.unbury(early.data);
+        self.strangers.remove(fd);
+        self.early.insert(fd, early);
+    }
+
     fn has_early(&self, fd: i32, generation: u32) -> bool {
         self.early.get(&fd).is_some_and(|early| early.generation == generation)
     }

@@ -42,17 +42,26 @@ pub(super) struct Member {
     pub(super) kicked: bool,
     /// The mask and the data that the kernel has.
     pub(super) kernel: (u32, u64),
+    /// The kernel is to look once more, even if nothing changes for it: the program has asked anew, and there may be bytes on TCP.
+    pub(super) is_stale: bool,
     /// The wait that reported it last.
     pub(super) round: u32,
+    /// What the kernel has reported beyond what memory shows, when there was no place to tell of it.
+    pub(super) held: u32,
     seen: Option<Edge>,
+    /// The last [`thallus_transport::arena::Block::lacks`] after which it was told of room: each registration of a connection is
+    /// told for itself.
+    roomy: u32,
 }
 
-/// What makes an edge of arrival: anything here changing.
+/// What makes an edge of arrival: anything here changing, but for an error that the program has been told of meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Edge {
     /// How far the ring is filled, unless that lies behind bytes which TCP has not delivered yet: to the program they come
     /// with the last of these.
     head: Option<u64>,
+    /// Bytes that have ever been put aside: the kernel has forgotten its own edge for them.
+    aside: u64,
     ends: u32,
     /// The directions that this side has shut, and whether the peer's has ended: the kernel wakes for each, also where that
     /// makes nothing ready that was not.
@@ -60,14 +69,20 @@ struct Edge {
 }
 
 impl Edge {
-    const NONE: Self = Self { head: None, ends: 0, shut: (0, false) };
+    const NONE: Self = Self { head: None, aside: 0, ends: 0, shut: (0, false) };
 
-    fn of(connection: &Connection, fd: i32, bits: u32) -> Self {
+    /// What there is now, but for the ends. To be looked at before readiness: what comes in between is then news once more, and
+    /// else would never be.
+    fn of(connection: &Connection, fd: i32) -> Self {
         let Some(segment) = connection.segment() else { return Self::NONE };
-        let head = (!connection.is_behind_tcp(fd))
-            .then(|| segment.incoming().head().wrapping_add(connection.side_length()));
+        let head = (!connection.is_behind_tcp(fd)).then(|| segment.incoming().head());
         let own = connection.block.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::SHUT_WR);
-        Self { head, ends: bits & (bit::RDHUP | bit::ALWAYS), shut: (own, connection.peer_has_ended()) }
+        let aside = connection.block.put_aside();
+        Self { head, aside, ends: 0, shut: (own, connection.peer_has_ended()) }
+    }
+
+    fn is_news_after(&self, seen: &Self) -> bool {
+        Self { ends: self.ends | seen.ends, ..*self } != *seen
     }
 }
 
@@ -88,8 +103,11 @@ impl Member {
             deleted: false,
             kicked: false,
             kernel: (events, data),
+            is_stale: false,
             round: 0,
+            held: 0,
             seen: None,
+            roomy: 0,
         }
     }
 
@@ -106,7 +124,7 @@ impl Member {
     /// The program asked anew: whatever is ready now is an edge.
     pub(super) fn ask(&mut self, events: u32, data: u64) {
         (self.events, self.data) = (events, data);
-        (self.spent, self.deleted, self.seen, self.idle_sleeps) = (false, false, None, 0);
+        (self.spent, self.deleted, self.seen, self.idle_sleeps, self.held) = (false, false, None, 0, 0);
     }
 
     /// The connection left TCP. What came over TCP the kernel has reported, or still will; nothing has come
@@ -114,18 +132,28 @@ impl Member {
     pub(super) fn became_active(&mut self) {
         self.active = true;
         self.seen = Some(Edge::NONE);
+        // Over TCP the kernel has told of room, unless it still owes that.
+        let block = self.connection().block;
+        let owed = block.has(flag::NO_SPACE);
+        self.roomy = block.lacks().wrapping_sub(u32::from(owed));
     }
 
     /// The events that are due, if any. `tcp`: what the kernel has just reported beyond what memory shows.
     pub(super) fn due(&self, tcp: u32) -> u32 {
+        self.look(tcp).0
+    }
+
+    /// The events that are due, and what makes the next edge once they have been reported.
+    fn look(&self, tcp: u32) -> (u32, Option<Edge>) {
         let connection = self.connection();
         if self.spent || self.deleted || connection.is_closed() {
-            return 0;
+            return (0, None);
         }
+        let tcp = tcp | self.held;
         if tcp == 0 && self.events & bit::WRITE == 0 {
             match connection.glimpse() {
-                Glimpse::Nothing => return 0,
-                Glimpse::Bytes if self.events & ET == 0 => return self.events & bit::READ,
+                Glimpse::Nothing => return (0, None),
+                Glimpse::Bytes if self.events & ET == 0 => return (self.events & bit::READ, None),
                 _ => {}
             }
         }
@@ -133,35 +161,49 @@ impl Member {
             // Memory calls it readable until it has gone back to TCP: the program might find nothing.
             let _ = connection.mend(self.io);
         }
+        if self.events & ET == 0 {
+            return ((tcp | connection.readiness(self.asked())) & (self.asked() | bit::ALWAYS), None);
+        }
+        let mut now = Edge::of(connection, self.io);
         let mut all = tcp | connection.readiness(self.asked());
-        if self.events & ET != 0 && connection.is_stirring() {
+        if connection.is_stirring() {
             all |= bit::READ;
         }
+        now.ends = all & (bit::RDHUP | bit::ALWAYS);
         let bits = all & (self.asked() | bit::ALWAYS);
-        if bits == 0 || self.events & ET == 0 {
-            return bits;
-        }
-        let Some(seen) = self.seen else { return bits };
-        let now = Edge::of(connection, self.io, all);
-        let arrived = bits & !bit::WRITE != 0 && (now != seen || tcp & bit::READ != 0);
-        let freed = bits & bit::WRITE != 0 && connection.block.has(flag::NO_SPACE);
-        if arrived || freed || now.shut != seen.shut { bits } else { 0 }
+        let Some(seen) = self.seen.filter(|_| bits != 0) else { return (bits, Some(now)) };
+        let arrived = bits & !bit::WRITE != 0 && (now.is_news_after(&seen) || tcp & bit::READ != 0);
+        let freed = bits & bit::WRITE != 0 && self.is_owed_room();
+        (if arrived || freed || now.shut != seen.shut { bits } else { 0 }, Some(now))
     }
 
     /// Takes the events that are due, to report them in wait number `round`.
     pub(super) fn report(&mut self, tcp: u32, round: u32) -> u32 {
-        let bits = self.due(tcp);
+        let lacks = self.connection().block.lacks();
+        let (mut bits, edge) = self.look(tcp);
         if bits == 0 {
             return 0;
         }
-        if self.events & ET != 0 {
-            let connection = self.connection();
-            self.seen = Some(Edge::of(connection, self.io, tcp | connection.readiness(self.asked())));
-            if bits & bit::WRITE != 0 {
-                connection.block.lower(flag::NO_SPACE);
+        // An edge for them the kernel tells of by itself.
+        let tells_once = edge.is_some() && self.events & ONESHOT == 0;
+        if bits & bit::READ == 0
+            && self.events & bit::READ != 0
+            && !tells_once
+            && self.connection().has_bytes_on_tcp(self.io)
+        {
+            bits |= self.events & bit::READ;
+        }
+        if edge.is_some() {
+            self.seen = edge;
+            // A write that does not fit meanwhile is owed another report; and so is room, if this one can't tell of it.
+            self.roomy = lacks.wrapping_sub(u32::from(bits & bit::WRITE == 0));
+            let block = self.connection().block;
+            if bits & bit::WRITE != 0 && block.has(flag::NO_SPACE) {
+                block.lower(flag::NO_SPACE);
             }
         }
         self.spent = self.events & ONESHOT != 0;
+        self.held = 0;
         (self.idle_sleeps, self.vain_looks) = (0, 0);
         self.round = round;
         bits
@@ -171,10 +213,15 @@ impl Member {
     pub(super) fn lacks_space(&self) -> bool {
         let lacks =
             self.asked() & bit::WRITE != 0 && self.connection().readiness(bit::WRITE) & bit::WRITE == 0;
-        if lacks {
-            self.connection().block.raise(flag::NO_SPACE);
+        if lacks && !self.is_owed_room() {
+            self.connection().block.lacks_room();
         }
         lacks
+    }
+
+    /// Whether a write has not fitted since it was last told of room.
+    fn is_owed_room(&self) -> bool {
+        self.connection().block.lacks() != self.roomy
     }
 
     /// What the kernel has to watch so that everything the program asked for wakes. Once only bells come over TCP, their

@@ -3,14 +3,16 @@
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use libc::epoll_event;
+use smallvec::SmallVec;
 use thallus_transport::spin::Patience;
 
 use super::member::{ET, Member, ONESHOT};
+use super::strangers::Strangers;
 use crate::real;
 use crate::table::{self, Slot};
 
@@ -18,27 +20,33 @@ use crate::table::{self, Slot};
 #[derive(Debug)]
 pub(crate) struct Set {
     members: Mutex<Members>,
-    /// A descriptor of the set.
-    pub(super) epfd: AtomicI32,
+    /// A descriptor of the set by which the kernel is told; −1 while only one is open that is being made. Changed under the lock.
+    epfd: AtomicI32,
     descriptors: AtomicU32,
     /// There are, or were, one-shot registrations.
     pub(super) one_shots: AtomicBool,
+    /// Something may be in it that no hook has seen come.
+    opaque: AtomicBool,
     /// Registrations that have left TCP.
     pub(super) active: AtomicU32,
     /// The set is waited for from outside: the kernel alone must be able to tell its readiness.
     pub(super) nested: AtomicBool,
     /// The program has waited on it by a hook. If it never does it may wait by system calls of its own.
     pub(super) awaited: AtomicBool,
-    /// Threads that sleep in the kernel on this set; changed under the lock.
-    pub(super) sleepers: AtomicU32,
+    /// Threads that sleep in the kernel on this set, and in the upper half those of them that [`Self::rest`].
+    pub(super) sleepers: AtomicU64,
+    /// Nothing is registered that is ours, as far as the last holder of the lock has left it.
+    is_vacant: AtomicBool,
+    /// How often the lock was taken and given back: odd while somebody has it.
+    turns: AtomicU32,
     pub(super) rounds: AtomicU32,
     /// Where among the hot registrations the next short look begins.
     pub(super) looked_at: AtomicUsize,
     pub(super) patience: Patience,
 }
 
-/// Hashes a descriptor by one multiplication: descriptors are looked up at every turn, and nobody chooses them to
-/// collide.
+/// Hashes a descriptor, an address or the program's own `epoll_data` by one multiplication: they are looked up at every turn, and
+/// nobody chooses them to collide.
 #[derive(Debug, Default)]
 pub(super) struct Number(u64);
 
@@ -53,6 +61,10 @@ impl Hasher for Number {
         self.write_u64(u64::from(number.cast_unsigned()));
     }
 
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
     fn write_u64(&mut self, number: u64) {
         // The map takes its bucket from the low bits and a tag from the high ones (2⁶⁴ ÷ the golden ratio).
         self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
@@ -65,16 +77,20 @@ impl Hasher for Number {
 
 pub(super) type ByFd = HashMap<i32, Member, BuildHasherDefault<Number>>;
 
+/// Descriptors with the same `epoll_data`: nearly always one.
+pub(super) type Named = SmallVec<[i32; 2]>;
+
 #[derive(Debug, Default)]
 pub(super) struct Members {
     pub(super) by_fd: ByFd,
     /// Descriptors that the kernel has with the same `epoll_data`: its reports name only that.
-    by_data: HashMap<u64, Vec<i32>>,
+    by_data: HashMap<u64, Named, BuildHasherDefault<Number>>,
     pub(super) hot: Vec<i32>,
     /// Registrations whose connections have memory to give back, and when they are to be looked at.
     grown: VecDeque<(Instant, i32)>,
     /// What is no member yet, by its descriptor.
     pub(super) early: HashMap<i32, Early, BuildHasherDefault<Number>>,
+    pub(super) strangers: Strangers,
     graves: Graves,
 }
 
@@ -86,6 +102,11 @@ pub(super) struct Early {
     /// Of the young connection; 0 for a socket.
     pub(super) generation: u32,
 }
+
+/// One in [`Set::sleepers`].
+pub(super) const SLEEPING: u64 = 1;
+/// One that rests, in both halves.
+const RESTING: u64 = 1 << 32 | SLEEPING;
 
 /// How long a registration is cold before its connection gives memory back: to free pages, and to get them again for the next
 /// bytes, takes longer than to copy as much.
@@ -112,9 +133,10 @@ impl Graves {
         self.clock
     }
 
-    fn end(&mut self, look: u64) {
+    /// `rests`: so does some thread that is none of these, but may have such a report, too.
+    fn end(&mut self, look: u64, rests: bool) {
         self.lookers.retain(|&other| other != look);
-        if self.buried.is_empty() {
+        if self.buried.is_empty() || rests {
             return;
         }
         match self.lookers.iter().min() {
@@ -123,8 +145,9 @@ impl Graves {
         }
     }
 
-    fn bury(&mut self, data: u64) {
-        if !self.lookers.is_empty() {
+    /// `rests`: as for [`Self::end`].
+    fn bury(&mut self, data: u64, rests: bool) {
+        if rests || !self.lookers.is_empty() {
             self.buried.insert(data, self.clock);
         }
     }
@@ -137,30 +160,38 @@ thread_local! {
 
 /// The lock of one set.
 #[derive(Debug)]
-pub(super) struct Guard(MutexGuard<'static, Members>);
+pub(super) struct Guard {
+    set: &'static Set,
+    members: MutexGuard<'static, Members>,
+}
 
 impl std::ops::Deref for Guard {
     type Target = Members;
     fn deref(&self) -> &Members {
-        &self.0
+        &self.members
     }
 }
 
 impl std::ops::DerefMut for Guard {
     fn deref_mut(&mut self) -> &mut Members {
-        &mut self.0
+        &mut self.members
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        self.set.is_vacant.store(self.by_fd.is_empty() && self.early.is_empty(), Ordering::Relaxed);
+        self.set.takes_turn();
         HOLDS.set(false);
     }
 }
 
 static SETS: Mutex<Vec<&'static Set>> = Mutex::new(Vec::new());
 static FREE: Mutex<Vec<&'static Set>> = Mutex::new(Vec::new());
-type Memberships = HashMap<usize, Vec<(&'static Set, i32)>>;
+
+/// Where a slot is registered: nearly always once.
+pub(super) type Places = SmallVec<[(&'static Set, i32); 1]>;
+type Memberships = HashMap<usize, Places, BuildHasherDefault<Number>>;
 
 /// The registrations of each slot, by its address.
 static MEMBERSHIPS: Mutex<Option<Memberships>> = Mutex::new(None);
@@ -198,7 +229,7 @@ pub(super) fn all() -> Option<Vec<&'static Set>> {
 }
 
 /// The registrations of `slot`. `None` if a signal handler has interrupted this thread in between.
-pub(super) fn memberships(slot: &'static Slot) -> Option<Vec<(&'static Set, i32)>> {
+pub(super) fn memberships(slot: &'static Slot) -> Option<Places> {
     if HOLDS.get() {
         return None;
     }
@@ -207,10 +238,11 @@ pub(super) fn memberships(slot: &'static Slot) -> Option<Vec<(&'static Set, i32)
 }
 
 impl Set {
-    /// A set for the descriptor `epfd`.
-    pub(crate) fn create(epfd: i32) -> &'static Self {
+    /// A set for the descriptor `epfd`; `opaque` if the program has not just made it.
+    pub(crate) fn create(epfd: i32, opaque: bool) -> &'static Self {
         if let Some(set) = FREE.lock().ok().and_then(|mut free| free.pop()) {
             set.epfd.store(epfd, Ordering::Relaxed);
+            set.opaque.store(opaque, Ordering::Relaxed);
             set.descriptors.store(1, Ordering::SeqCst);
             set.nested.store(false, Ordering::SeqCst);
             set.awaited.store(false, Ordering::Relaxed);
@@ -222,10 +254,13 @@ impl Set {
             epfd: AtomicI32::new(epfd),
             descriptors: AtomicU32::new(1),
             one_shots: AtomicBool::new(false),
+            opaque: AtomicBool::new(opaque),
             active: AtomicU32::new(0),
             nested: AtomicBool::new(false),
             awaited: AtomicBool::new(false),
-            sleepers: AtomicU32::new(0),
+            sleepers: AtomicU64::new(0),
+            is_vacant: AtomicBool::new(true),
+            turns: AtomicU32::new(0),
             rounds: AtomicU32::new(1),
             looked_at: AtomicUsize::new(0),
             patience: Patience::new(),
@@ -241,9 +276,16 @@ impl Set {
         if HOLDS.get() {
             return None;
         }
-        let guard = self.members.lock().ok()?;
+        let members = self.members.lock().ok()?;
         HOLDS.set(true);
-        Some(Guard(guard))
+        // Before what it does can be seen: whoever gets a report of the kernel's on that finds the count changed.
+        self.takes_turn();
+        Some(Guard { set: self, members })
+    }
+
+    /// The lock has been taken, or is given back: by its holder alone.
+    fn takes_turn(&self) {
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
     /// A thread is about to ask the kernel for reports. Always followed by [`Self::looked`].
@@ -256,7 +298,7 @@ impl Set {
         if let Some(look) = look
             && let Some(mut members) = self.lock()
         {
-            members.graves.end(look);
+            members.graves.end(look, self.has_resting());
         }
     }
 
@@ -267,7 +309,7 @@ impl Set {
         if members.is_some() && self.active.load(Ordering::SeqCst) > 0 {
             return None;
         }
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.sleepers.fetch_add(SLEEPING, Ordering::SeqCst);
         Some(members.map(|mut members| members.graves.begin()))
     }
 
@@ -275,22 +317,60 @@ impl Set {
     /// ours; else it has to be sorted out, and [`Self::looked`] called with the number.
     pub(super) fn woke(&'static self, look: Option<u64>) -> (Option<u64>, bool) {
         let members = self.lock();
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.sleepers.fetch_sub(SLEEPING, Ordering::SeqCst);
         let plain = self.active.load(Ordering::SeqCst) == 0 && !self.one_shots.load(Ordering::SeqCst);
         match (members, look) {
             (Some(mut members), Some(look)) if plain => {
-                members.graves.end(look);
+                members.graves.end(look, self.has_resting());
                 (None, true)
             }
             _ => (look, plain),
         }
     }
 
-    /// The program registers another descriptor with `data`.
-    pub(super) fn names(&'static self, data: u64) {
-        if let Some(mut members) = self.lock() {
-            members.unbury(data);
+    /// As [`Self::begins_to_sleep`], but without the lock, if nothing is registered that is ours. Always followed by [`Self::is_undisturbed`]
+    /// with what it returns, and [`Self::rises`].
+    ///
+    /// What leaves TCP, or is registered having done so, is counted in `active` before it is looked whether anybody sleeps; here it is
+    /// the other way round. So either this thread sees it, or it is armed for this thread.
+    pub(super) fn rest(&'static self) -> Option<u32> {
+        if !self.is_vacant.load(Ordering::Acquire) {
+            return None;
         }
+        self.sleepers.fetch_add(RESTING, Ordering::SeqCst);
+        let turns = self.turns.load(Ordering::SeqCst);
+        let is_free = turns.is_multiple_of(2);
+        if is_free && self.active.load(Ordering::SeqCst) == 0 && self.is_vacant.load(Ordering::SeqCst) {
+            return Some(turns);
+        }
+        self.rises();
+        None
+    }
+
+    /// Whether the report that a thread may have that [`Self::rest`]ed is the program's as it is, because nobody has registered anything
+    /// meanwhile.
+    pub(super) fn is_undisturbed(&self, turns: u32) -> bool {
+        self.turns.load(Ordering::SeqCst) == turns
+    }
+
+    /// The thread that [`Self::rest`]ed has sorted out what the kernel reported.
+    pub(super) fn rises(&self) {
+        self.sleepers.fetch_sub(RESTING, Ordering::SeqCst);
+    }
+
+    /// Whether some thread [`Self::rest`]s: nobody knows since when.
+    fn has_resting(&self) -> bool {
+        self.sleepers.load(Ordering::SeqCst) >> 32 != 0
+    }
+
+    /// Something is in it, from now on, of which nothing is known.
+    pub(super) fn becomes_opaque(&self) {
+        self.opaque.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether something may be in it of which nothing is known.
+    pub(super) fn is_opaque(&self) -> bool {
+        self.opaque.load(Ordering::Relaxed)
     }
 
     /// The program has one more descriptor for the set.
@@ -298,9 +378,25 @@ impl Set {
         self.descriptors.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The program has one descriptor less.
-    pub(crate) fn descriptor_closed(&'static self) {
+    /// That one is `fd`.
+    pub(crate) fn is_known_as(&'static self, fd: i32) {
+        let Some(mut members) = self.lock() else { return };
+        if self.epfd.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let fds: Vec<i32> = members.by_fd.keys().copied().collect();
+            for fd in fds {
+                members.sync(self, fd);
+            }
+        }
+    }
+
+    /// The program has one descriptor less: `fd`, which nobody finds in the table any more, and which is not closed yet.
+    pub(crate) fn descriptor_closed(&'static self, fd: i32) {
         if self.descriptors.fetch_sub(1, Ordering::SeqCst) != 1 {
+            // Under the lock: then nobody is about to tell the kernel by this number.
+            let _members = self.lock();
+            if self.epfd.load(Ordering::Relaxed) == fd {
+                self.epfd.store(table::descriptor_of_set(self).unwrap_or(-1), Ordering::Relaxed);
+            }
             return;
         }
         let Some(mut members) = self.lock() else { return };
@@ -309,6 +405,7 @@ impl Set {
             members.remove(self, fd);
         }
         members.early.clear();
+        members.strangers.clear();
         members.grown.clear();
         drop(members);
         if let Ok(mut free) = FREE.lock() {
@@ -372,9 +469,14 @@ impl Members {
         }
     }
 
-    pub(super) fn insert(&mut self, set: &'static Set, fd: i32, member: Member) {
+    pub(super) fn insert(&mut self, set: &'static Set, fd: i32, mut member: Member) {
         self.remove(set, fd);
+        self.strangers.remove(fd);
         join(member.slot, set, fd);
+        if !member.active && member.connection().is_active() {
+            // Taken out of TCP beside us: who did so may have looked for registrations before this was one.
+            member.became_active();
+        }
         if member.active {
             set.active.fetch_add(1, Ordering::SeqCst);
         }
@@ -419,14 +521,44 @@ impl Members {
             set.active.fetch_sub(1, Ordering::SeqCst);
         }
         self.drop_data(member.kernel.1, fd);
-        self.graves.bury(member.kernel.1);
+        self.graves.bury(member.kernel.1, set.has_resting());
         self.hot.retain(|&hot| hot != fd);
         leave(member.slot, set, fd);
     }
 
+    /// The kernel has changed the registration of a connection that is on TCP.
+    pub(super) fn changed(&mut self, set: &'static Set, fd: i32, events: u32, data: u64) {
+        let Some(member) = self.by_fd.get_mut(&fd) else { return };
+        let before = std::mem::replace(&mut member.kernel, (events, data)).1;
+        member.ask(events, data);
+        if events & ONESHOT != 0 {
+            set.one_shots.store(true, Ordering::SeqCst);
+        }
+        if before != data {
+            self.drop_data(before, fd);
+            self.by_data.entry(data).or_default().push(fd);
+            self.graves.bury(before, set.has_resting());
+        }
+        self.unbury(data);
+    }
+
+    /// The connection registered as `fd`, if it is, stays on TCP for good: from now on the kernel alone knows of it. False if what the
+    /// kernel has is not what the program asked for, because the connection was about to leave TCP.
+    pub(super) fn abandon(&mut self, set: &'static Set, fd: i32) -> bool {
+        let Some(member) = self.by_fd.get(&fd) else { return true };
+        if member.active {
+            return false;
+        }
+        let data = member.kernel.1;
+        self.remove(set, fd);
+        self.strangers.add(fd, data);
+        self.unbury(data);
+        true
+    }
+
     fn drop_data(&mut self, data: u64, fd: i32) {
         if let Some(fds) = self.by_data.get_mut(&data) {
-            fds.retain(|&known| known != fd);
+            fds.retain(|known| *known != fd);
             if fds.is_empty() {
                 self.by_data.remove(&data);
             }
@@ -434,7 +566,7 @@ impl Members {
     }
 
     /// The descriptors that a kernel report with `data` may mean.
-    pub(super) fn named(&self, data: u64) -> Vec<i32> {
+    pub(super) fn named(&self, data: u64) -> Named {
         self.by_data.get(&data).cloned().unwrap_or_default()
     }
 
@@ -473,6 +605,10 @@ impl Members {
     pub(super) fn sync(&mut self, set: &'static Set, fd: i32) -> bool {
         let Some(member) = self.by_fd.get_mut(&fd) else { return false };
         let epfd = set.epfd.load(Ordering::Relaxed);
+        if epfd < 0 {
+            // As soon as there is one.
+            return true;
+        }
         if member.deleted {
             // SAFETY: deletion takes no event.
             unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
@@ -485,7 +621,7 @@ impl Members {
         if member.active && !nested && wanted.0 & ET != 0 {
             member.connection().watched_for_edges(true);
         }
-        if wanted != before {
+        if wanted != before || std::mem::take(&mut member.is_stale) {
             let mut event = epoll_event { events: wanted.0, u64: wanted.1 };
             // SAFETY: a valid event; the set and the socket are the program's.
             unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &raw mut event) };
@@ -524,6 +660,8 @@ impl Quiet {
     pub(crate) fn forked(&mut self) {
         for (set, members) in self.sets.iter().zip(&mut self.members) {
             set.sleepers.store(0, Ordering::SeqCst);
+            // It is the parent's as well, whose changes are not seen here.
+            set.becomes_opaque();
             let Members { by_fd, hot, .. } = &mut **members;
             for (&fd, member) in by_fd.iter_mut().filter(|(_, member)| member.active) {
                 member.armed = None;
