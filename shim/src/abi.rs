@@ -5,6 +5,8 @@
 
 pub(crate) mod api;
 mod descriptor;
+#[cfg(target_arch = "x86_64")]
+mod load;
 mod open;
 mod process;
 mod stream;

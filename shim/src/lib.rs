@@ -16,6 +16,8 @@ mod log;
 mod ops;
 mod real;
 mod stats;
+#[cfg(target_arch = "x86_64")]
+mod symbols;
 mod table;
 #[cfg(target_arch = "x86_64")]
 mod unwind;

@@ -3,6 +3,8 @@
 pub(crate) mod descriptor;
 pub(crate) mod epoll;
 pub(crate) mod lending;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod load;
 pub(crate) mod open;
 pub(crate) mod poll;
 pub(crate) mod process;

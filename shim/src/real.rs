@@ -12,18 +12,22 @@ use libc::{
 pub(crate) type Start = Option<unsafe extern "C" fn(*mut c_void) -> c_int>;
 
 /// Finds `name` in the libraries behind this one; null if there is none.
-fn find(name: &CStr) -> *mut c_void {
+pub(crate) fn find(name: &CStr) -> *mut c_void {
     // SAFETY: a valid handle and a terminated name.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
+/// Looks for what `slot` stands for, unless that is known: what [`find`] finds may be the hook by then ([`crate::symbols`]).
 #[cold]
-fn resolve(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+fn resolve(slot: &AtomicPtr<c_void>, unknown: *mut c_void, name: &CStr) -> *mut c_void {
     let found = crate::errno::keep(|| find(name));
-    if !found.is_null() {
-        slot.store(found, Ordering::Release);
+    if found.is_null() {
+        return found;
     }
-    found
+    match slot.compare_exchange(unknown, found, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => found,
+        Err(known) => known,
+    }
 }
 
 /// What a function that this libc lacks does: fails with `ENOSYS`.
@@ -32,43 +36,83 @@ fn missing() {
 }
 
 macro_rules! originals {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, else $absent:expr;)*) => {$(
-        /// libc's own.
-        ///
-        /// # Safety
-        /// As for the function of that name.
-        #[allow(non_snake_case, reason = "libc's name")]
-        #[inline]
-        pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
-            /// What is called until it is known: so that whoever knows it only jumps.
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, else $absent:expr;)*) => {
+        $(
+            /// libc's own.
             ///
             /// # Safety
             /// As for the function of that name.
-            #[cold]
-            unsafe extern "C-unwind" fn unknown($($arg: $type),*) -> $result {
-                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!(),
-                };
-                let found = resolve(&SLOT, NAME);
-                if found.is_null() {
-                    missing();
-                    return $absent;
-                }
-                // SAFETY: as below.
-                let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
+            #[allow(non_snake_case, reason = "libc's name")]
+            #[inline]
+            pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
+                let known = slot::$name.load(Ordering::Acquire);
+                // SAFETY: the symbol of this name has this type in every libc that we run with.
+                let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(known) };
                 // SAFETY: the caller's promise.
                 unsafe { function($($arg),*) }
             }
-            static SLOT: AtomicPtr<c_void> =
-                AtomicPtr::new(unknown as unsafe extern "C-unwind" fn($($type),*) -> $result as *mut c_void);
-            let known = SLOT.load(Ordering::Acquire);
-            // SAFETY: the symbol of this name has this type in every libc that we run with.
-            let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(known) };
-            // SAFETY: the caller's promise.
-            unsafe { function($($arg),*) }
+        )*
+
+        /// What is called until the original is known: so that whoever knows it only jumps.
+        #[allow(non_snake_case, reason = "libc's names")]
+        mod unknown {
+            use super::*;
+            $(
+                /// # Safety
+                /// As for the function of that name.
+                #[cold]
+                pub(super) unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
+                    if resolve(&slot::$name, address::$name(), name::$name).is_null() {
+                        missing();
+                        return $absent;
+                    }
+                    // SAFETY: the caller's promise.
+                    unsafe { super::$name($($arg),*) }
+                }
+            )*
         }
-    )*};
+
+        /// Where the originals are.
+        #[allow(non_upper_case_globals, reason = "libc's names")]
+        mod slot {
+            use super::*;
+            $(pub(super) static $name: AtomicPtr<c_void> = AtomicPtr::new(address::$name());)*
+        }
+
+        /// Of what is called until then.
+        #[allow(non_snake_case, reason = "libc's names")]
+        mod address {
+            use super::*;
+            $(
+                pub(super) const fn $name() -> *mut c_void {
+                    unknown::$name as unsafe extern "C-unwind" fn($($type),*) -> $result as *mut c_void
+                }
+            )*
+        }
+
+        #[allow(non_upper_case_globals, reason = "libc's names")]
+        mod name {
+            use std::ffi::CStr;
+            $(
+                pub(super) const $name: &CStr =
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!(),
+                    };
+            )*
+        }
+
+        /// Looks for all of these that are not known yet.
+        #[cfg(target_arch = "x86_64")]
+        #[cold]
+        fn resolve_originals() {
+            $(
+                if slot::$name.load(Ordering::Acquire) == address::$name() {
+                    resolve(&slot::$name, address::$name(), name::$name);
+                }
+            )*
+        }
+    };
 }
 
 originals! {
@@ -153,6 +197,45 @@ pub(crate) fn single_threaded() -> *const u8 {
     let found = if found.is_null() { (&raw const ABSENT).cast_mut().cast() } else { found };
     SLOT.store(found, Ordering::Relaxed);
     found.cast()
+}
+
+/// libc's functions that only their callers may call, because they ask who that is.
+macro_rules! addresses {
+    ($($function:ident: $name:literal;)*) => {$(
+        /// Where libc's own is.
+        #[cfg(target_arch = "x86_64")]
+        pub(crate) fn $function() -> *mut c_void {
+            static SLOT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            let known = SLOT.load(Ordering::Acquire);
+            if !known.is_null() {
+                return known;
+            }
+            match resolve(&SLOT, std::ptr::null_mut(), $name) {
+                found if found.is_null() => no_module as extern "C" fn() -> *mut c_void as *mut c_void,
+                found => found,
+            }
+        }
+    )*};
+}
+
+addresses! {
+    dlopen: c"dlopen";
+    dlmopen: c"dlmopen";
+}
+
+/// Looks for everything that is not known yet, as long as what is found is libc's.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn resolve_all() {
+    resolve_originals();
+    dlopen();
+    dlmopen();
+}
+
+/// Stands for a function that loads modules, in a libc without one.
+#[cfg(target_arch = "x86_64")]
+extern "C" fn no_module() -> *mut c_void {
+    missing();
+    std::ptr::null_mut()
 }
 
 /// Ends the process at once, as libc's `_exit` does.

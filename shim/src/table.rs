@@ -249,10 +249,10 @@ fn grow_up(fd: i32, young: Young) {
                 slot.last.store(block.release(process::id()), Ordering::SeqCst);
             }
             Some(last) => {
-                if ops::process::has_io_uring() {
-                    // Asked after it has become visible: whoever sets one up either sees it, or is seen.
+                if let Some(reason) = ops::process::out_of_sight() {
+                    // Asked after it has become visible: whoever sets an io_uring up either sees it, or is seen.
                     // SAFETY: counted in.
-                    unsafe { slot.connection() }.pin(fd, thallus_transport::reason::Reason::IoUring);
+                    unsafe { slot.connection() }.pin(fd, reason);
                 }
                 if last.is_registered() {
                     // Counted in, so nobody takes it out of TCP before the set knows it.

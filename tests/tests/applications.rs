@@ -5,10 +5,12 @@ mod applications {
     mod calls;
     mod configuration;
     mod curl;
+    mod deepbind;
     mod exchange;
     mod handed_on;
     mod lending;
     mod nginx;
+    mod php;
     mod postgres;
     mod python;
     mod redis;

@@ -15,7 +15,7 @@ use super::sheet::Sheet;
 use super::{Problem, bytes};
 
 /// Every variable that the library reads, in the order of the README.
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 18] = [
     CONFIG,
     "THALLUS",
     "THALLUS_FABRIC",
@@ -31,6 +31,7 @@ const NAMES: [&str; 17] = [
     "THALLUS_SPIN_US",
     "THALLUS_RING",
     "THALLUS_LEND",
+    "THALLUS_IO_URING",
     "THALLUS_STATS",
     "THALLUS_LOG",
 ];
@@ -252,6 +253,7 @@ impl Wanted<'_> {
                 ranges.collect::<Vec<_>>().join(",")
             }
             "THALLUS_LEND" => bytes(chosen.lend_bytes),
+            "THALLUS_IO_URING" => if chosen.io_uring { "allow" } else { "deny" }.into(),
             "THALLUS_UPGRADE_AFTER" => chosen.upgrade_after.to_string(),
             "THALLUS_SPIN_US" => (chosen.spin_ns / 1000).to_string(),
             "THALLUS_RING" => {

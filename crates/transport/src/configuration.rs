@@ -5,7 +5,7 @@
 //! makes no sense is left out and told of.
 
 /// Keys, and the variables that they stand for.
-pub const KEYS: [(&str, &str); 15] = [
+pub const KEYS: [(&str, &str); 16] = [
     ("mode", "THALLUS"),
     ("fabric", "THALLUS_FABRIC"),
     ("peers", "THALLUS_PEERS"),
@@ -20,6 +20,7 @@ pub const KEYS: [(&str, &str); 15] = [
     ("spin-us", "THALLUS_SPIN_US"),
     ("ring", "THALLUS_RING"),
     ("lend", "THALLUS_LEND"),
+    ("io-uring", "THALLUS_IO_URING"),
     ("log", "THALLUS_LOG"),
 ];
 

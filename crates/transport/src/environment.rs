@@ -314,6 +314,7 @@ pub fn settings(mut chosen: Settings, given: &Given, complaints: &mut Complaints
         chosen.largest_class = class_within(bytes);
         chosen.verbs.ring = bytes;
     });
+    given.read(complaints, "THALLUS_IO_URING", "allow or deny", allowed, |allowed| chosen.io_uring = allowed);
     chosen
 }
 
@@ -388,6 +389,14 @@ fn order(text: &str) -> Option<Order> {
     }
 }
 
+fn allowed(text: &str) -> Option<bool> {
+    match text {
+        "allow" => Some(true),
+        "deny" => Some(false),
+        _ => None,
+    }
+}
+
 fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
@@ -431,7 +440,7 @@ mod tests {
     #[test]
     fn a_line_does_what_its_variable_does() {
         let (given, complaints) = file(
-            "fabric = shm\nports = 1,5-9\nupgrade-after = 3\nspin-us = 7\nring = 8K\nlend = 0\nlog = info:/x\n\
+            "fabric = shm\nports = 1,5-9\nupgrade-after = 3\nspin-us = 7\nring = 8K\nlend = 0\nio-uring = deny\nlog = info:/x\n\
              [program p]\nspin-us = 8\n[program q]\nmode = off",
         );
         assert_eq!(complaints.0, []);
@@ -439,6 +448,7 @@ mod tests {
         let chosen = settings(Settings::default(), &given, &mut none);
         assert_eq!((chosen.shm, chosen.ports, chosen.upgrade_after), (true, vec![(1, 1), (5, 9)], 3));
         assert_eq!((chosen.spin_ns, chosen.largest_class, chosen.lend_bytes), (8000, 0, 0));
+        assert!(!chosen.io_uring);
         assert_eq!(log(&given, &mut none), Some(Log { level: Level::Info, path: Some("/x".into()) }));
         assert!(!given.is_off() && file("mode = off").0.is_off());
         let (given, _) =

@@ -112,6 +112,8 @@ reasons! {
     UnseenWait = 38 => "unseen-wait",
     /// Sent with `MSG_ZEROCOPY`.
     ZeroCopy = 39 => "zerocopy",
+    /// The process has loaded a module whose calls no hook sees.
+    UnseenCalls = 40 => "unseen-calls",
 }
 
 impl fmt::Display for Reason {

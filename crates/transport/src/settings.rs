@@ -33,6 +33,8 @@ pub struct Settings {
     pub largest_class: u32,
     /// Bytes that one connection may lend its peer at a time (`crate::lending`).
     pub lend_bytes: u64,
+    /// Whether the program may set an io_uring up.
+    pub io_uring: bool,
     /// Moves internal file descriptors out of the application's way.
     pub place: Place,
     /// An internal file descriptor is about to be closed.
@@ -52,6 +54,7 @@ impl Default for Settings {
             spin_ns: 100_000,
             largest_class: CLASSES - 1,
             lend_bytes: 256 << 20,
+            io_uring: true,
             place: stay,
             forget: |_| {},
             sleep: Sleep { recv: tcp::recv, poll },

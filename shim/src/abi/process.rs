@@ -1,8 +1,10 @@
 //! fork, vfork, exec, posix_spawn, exit, and `syscall` itself.
 
 use libc::{c_char, c_int, c_long, c_void, pid_t};
+use thallus_transport::reason::Reason;
 
 use super::{descriptor, guard, open, stream, wait};
+use crate::errno;
 use crate::ops::process;
 use crate::real::{self, Start};
 
@@ -296,8 +298,12 @@ pub unsafe extern "C" fn syscall(
             #[cfg(target_arch = "x86_64")]
             libc::SYS_select => wait::select(fd, pointer(b), pointer(c), pointer(d), pointer(e)).into(),
             libc::SYS_ppoll => wait::ppoll(pointer(a), b as libc::nfds_t, pointer(c), pointer(d)).into(),
+            libc::SYS_io_uring_setup if process::denies_io_uring() => {
+                errno::set(rustix::io::Errno::PERM);
+                -1
+            }
             libc::SYS_io_uring_setup => {
-                process::uses_io_uring();
+                process::leaves_sight(Reason::IoUring);
                 real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_seccomp if matches!(a as u32, SECCOMP_SET_MODE_STRICT | SECCOMP_SET_MODE_FILTER) => {

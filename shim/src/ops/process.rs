@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use thallus_transport::arena::Block;
 use thallus_transport::reason::Reason;
+use thallus_transport::settings::settings;
 use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
 use thallus_transport::uninterrupted::Uninterrupted;
 use thallus_transport::{process, verbs};
@@ -289,26 +290,36 @@ fn settle_fabrics() {
     }
 }
 
-static IO_URING: AtomicBool = AtomicBool::new(false);
+/// Whether the program is told that it may set no io_uring up, as in many containers: it falls back to calls that hooks see.
+pub(crate) fn denies_io_uring() -> bool {
+    config::enabled() && !settings().io_uring
+}
 
-/// The program sets up an io_uring, whose operations no hook sees: connections stay where the kernel
-/// sees all of their bytes.
-pub(crate) fn uses_io_uring() {
-    if config::enabled() && !IO_URING.swap(true, Ordering::SeqCst) {
+/// Why no connection of this process may leave TCP any more; 0 as long as they may.
+static OUT_OF_SIGHT: AtomicU32 = AtomicU32::new(0);
+
+/// From now on the program may do I/O that no hook sees: connections stay where the kernel sees all of their bytes.
+pub(crate) fn leaves_sight(reason: Reason) {
+    let first =
+        || OUT_OF_SIGHT.compare_exchange(0, reason as u32, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    if config::enabled() && first() {
         let deadline = Instant::now() + PATIENCE;
         errno::keep(|| {
             table::for_each(|slot, connection, _| {
                 if let Some(fd) = table::descriptor_of(slot) {
-                    connection.settle(fd, Reason::IoUring, deadline);
+                    connection.settle(fd, reason, deadline);
                 }
             });
         });
     }
 }
 
-/// Whether this process has an io_uring.
-pub(crate) fn has_io_uring() -> bool {
-    IO_URING.load(Ordering::Relaxed)
+/// Whether that has happened, and why.
+pub(crate) fn out_of_sight() -> Option<Reason> {
+    match OUT_OF_SIGHT.load(Ordering::Relaxed) {
+        0 => None,
+        code => Reason::from_code(code),
+    }
 }
 
 /// The program is about to forbid itself system calls, and this library's are not among those that it knows to need: its

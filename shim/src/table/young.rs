@@ -204,8 +204,8 @@ impl Young {
             Reason::Disabled
         } else if !settings().selects(self.port()) {
             Reason::NotSelected
-        } else if ops::process::has_io_uring() {
-            Reason::IoUring
+        } else if let Some(reason) = ops::process::out_of_sight() {
+            reason
         } else if self.is_poor() {
             Reason::NoMemory
         } else {

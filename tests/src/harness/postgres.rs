@@ -1,5 +1,6 @@
 //! A private PostgreSQL server.
 
+use std::fs;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::process::{Command, ExitStatus};
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 
+use super::diagnosis::processes;
 use super::scene::{Scene, Service, free_port, program};
 use crate::calls::is_root;
 
@@ -37,6 +39,14 @@ impl Postgres {
         initdb.arg("-D").arg(&data).args(["-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8"]);
         scene.succeed(initdb)?;
         Self::start_on(scene, shimmed, data)
+    }
+
+    /// Starts another server on the cluster of one that has ended.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn start_again(scene: &Scene, shimmed: bool) -> Result<Self> {
+        Self::start_on(scene, shimmed, scene.path("data"))
     }
 
     /// Starts a server on a cluster that is there.
@@ -101,6 +111,13 @@ impl Postgres {
     /// Its main process.
     pub fn pid(&self) -> u32 {
         self.service.pid()
+    }
+
+    /// All of its processes, which work in its folder. Each is a process group of its own.
+    pub fn processes(&self) -> Vec<u32> {
+        let works_there =
+            |&pid: &u32| fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|folder| folder == self.data);
+        processes().filter(works_there).collect()
     }
 
     /// What it has logged.

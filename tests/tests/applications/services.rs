@@ -138,6 +138,16 @@ fn node_with_io_uring_stays_on_tcp() -> Result<()> {
 }
 
 #[test]
+fn node_that_may_not_use_io_uring_leaves_tcp() -> Result<()> {
+    let _turn = turn();
+    let alone = node_talks("single", &[], false)?;
+    let outcome = node_talks("single", &[("UV_USE_IO_URING", "1"), ("THALLUS_IO_URING", "deny")], false)?;
+    ensure!(alone.printed == outcome.printed, "{outcome:?}");
+    most_upgraded(&outcome, 10, 10);
+    Ok(())
+}
+
+#[test]
 fn java_selectors_sockets_and_http() -> Result<()> {
     let _turn = turn();
     let classes = Scene::new()?;
