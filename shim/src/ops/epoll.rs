@@ -405,8 +405,9 @@ impl Set {
         let mut begun = None;
         loop {
             let round = self.rounds.fetch_add(1, Ordering::Relaxed);
-            // The kernel's own descriptors come first now and then, or busy rings would hide them.
-            let asked = round.is_multiple_of(MEMORY_ONLY);
+            // The kernel's own descriptors come first now and then, or busy rings would hide them. Not by the rounds: a wait
+            // may take two, and with an odd number every time.
+            let asked = self.waits.fetch_add(1, Ordering::Relaxed).is_multiple_of(MEMORY_ONLY);
             let have = if asked { self.glance(epfd, events)?.0 } else { 0 };
             let ready = have + self.collect(&mut events[have..], round, false);
             if ready > 0 {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::peers::{demand, request_echoes, send_all, sends_on_demand, stop, waits};
 use super::{Behaviour, Tally};
@@ -68,6 +69,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("woken_by_an_addition", woken_by_an_addition, sends_on_demand),
     Behaviour::whole("few_events_at_a_time", few_at_a_time, sends_on_five, Tally::Upgraded(5)),
     Behaviour::whole("nothing_starves", nothing_starves, sends_on_five, Tally::Upgraded(5)),
+    Behaviour::connected("beside_one_that_is_always_ready", pipe_beside_a_busy_one, asks_until_the_end),
     Behaviour::connected("one_of_two_waiters", one_of_two_waiters, sends_on_demand),
     Behaviour::whole(
         "in_the_order_of_arrival",
@@ -339,6 +341,67 @@ fn takes_out_server(side: &Side) {
         drop(closer);
     });
     side.sync("done");
+}
+
+/// A peer on the same processor has always answered by the time that the wait looks once more.
+fn pipe_beside_a_busy_one(side: &Side, fd: Fd) {
+    const WAITS: usize = 64;
+    keep_to_one_processor();
+    let (reading, writing) = calls::pipe().expect("pipe");
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    calls::epoll_add(epfd, reading, EPOLLIN, 2).expect("EPOLL_CTL_ADD");
+    let echo = || {
+        let bytes = calls::recv(fd, 100, 0).expect("recv");
+        send_all(fd, &bytes);
+    };
+    quietly(|| {
+        (0..400).for_each(|_| echo());
+        for round in 0..20 {
+            calls::write(writing, b"x").expect("write");
+            let mut waits = 0;
+            let mut told = false;
+            while !told {
+                waits += 1;
+                assert!(waits <= WAITS, "the pipe of round {round} waits behind the connection");
+                for ready in calls::epoll_wait(epfd, 8, -1).expect("epoll_wait") {
+                    if ready.data == 1 {
+                        echo();
+                    } else {
+                        told = true;
+                    }
+                }
+            }
+            assert_eq!(calls::read(reading, 8), Ok(b"x".to_vec()));
+            // One that does not wait, so that what happens once in some waits is not always met, or never.
+            if !calls::epoll_wait(epfd, 8, 0).expect("epoll_wait").is_empty() {
+                echo();
+            }
+        }
+        calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+        while !calls::recv(fd, 100, 0).expect("recv").is_empty() {}
+    });
+    side.sync("done");
+}
+
+fn asks_until_the_end(side: &Side, fd: Fd) {
+    keep_to_one_processor();
+    quietly(|| {
+        send_all(fd, b"request");
+        while !calls::recv(fd, 100, 0).expect("recv").is_empty() {
+            send_all(fd, b"request");
+        }
+        calls::close(fd).expect("close");
+    });
+    side.sync("done");
+}
+
+/// The same on both sides, which were started with the same choice.
+fn keep_to_one_processor() {
+    let allowed = sched_getaffinity(None).expect("sched_getaffinity");
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).expect("a processor"));
+    sched_setaffinity(None, &one).expect("sched_setaffinity");
 }
 
 fn short_lived_clients(side: &Side) {

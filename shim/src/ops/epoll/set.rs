@@ -39,6 +39,9 @@ pub(crate) struct Set {
     is_vacant: AtomicBool,
     /// How often the lock was taken and given back: odd while somebody has it.
     turns: AtomicU32,
+    /// Waits, by which the kernel's turn comes.
+    pub(super) waits: AtomicU32,
+    /// Numbers the looks at memory: each reports a registration once.
     pub(super) rounds: AtomicU32,
     /// Where among the hot registrations the next short look begins.
     pub(super) looked_at: AtomicUsize,
@@ -261,6 +264,7 @@ impl Set {
             sleepers: AtomicU64::new(0),
             is_vacant: AtomicBool::new(true),
             turns: AtomicU32::new(0),
+            waits: AtomicU32::new(1),
             rounds: AtomicU32::new(1),
             looked_at: AtomicUsize::new(0),
             patience: Patience::new(),
