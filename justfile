@@ -15,6 +15,10 @@ test *STAGES:
 nightly:
     DIFFERENTIAL_SECONDS=600 DIFFERENTIAL_STEPS=150 scripts/test build differential
 
+# kill -9 of servers, backends and clients at random points, 1,000 times
+kills *OPTIONS:
+    scripts/kills {{OPTIONS}}
+
 # Formatting, clippy, shell scripts
 lint:
     scripts/test format lint scripts

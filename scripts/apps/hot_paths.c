@@ -146,6 +146,23 @@ static void waits(struct pair pair) {
     expect("recv", recv(pair.server, buffer, SMALL, 0), SMALL);
 }
 
+/* What event loops do that ask for room only while they have something to write, and those that register anew for each wait. */
+static void registrations(struct pair pair) {
+    struct epoll_event in = {.events = EPOLLIN}, both = {.events = EPOLLIN | EPOLLOUT}, event;
+    int set = check("epoll_create1", epoll_create1(EPOLL_CLOEXEC));
+    check("epoll_ctl", epoll_ctl(set, EPOLL_CTL_ADD, pair.server, &in));
+    expect("epoll_wait", epoll_wait(set, &event, 1, 0), 0);
+    for (int i = 0; i < CALLS; i++)
+        expect("epoll_ctl", COUNTED(epoll_ctl(set, EPOLL_CTL_MOD, pair.server, i % 2 ? &in : &both)), 0);
+    tell("epoll_ctl, EPOLL_CTL_MOD");
+    for (int i = 0; i < CALLS; i++) {
+        expect("epoll_ctl", COUNTED(epoll_ctl(set, EPOLL_CTL_DEL, pair.server, NULL)), 0);
+        expect("epoll_ctl", COUNTED(epoll_ctl(set, EPOLL_CTL_ADD, pair.server, &in)), 0);
+    }
+    tell("epoll_ctl, EPOLL_CTL_DEL or _ADD");
+    check("close", close(set));
+}
+
 /* A message on each of the first connections. What goes over TCP may arrive later than the call returns. */
 static void burst(struct pair *pairs) {
     for (int n = 0; n < READY; n++)
@@ -288,6 +305,7 @@ static int run(int most) {
     struct pair pair = upgraded(listener);
     messages(pair);
     waits(pair);
+    registrations(pair);
     close_pair(pair);
     /* Before the short ones, which teach the library to leave them alone. */
     lives(listener, WARM_UP, "connection of 64 round trips");

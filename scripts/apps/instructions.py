@@ -22,7 +22,14 @@ GROWTH = 1.10
 SLACK = 10
 """Instructions that do not count as growth, however few there were."""
 
-WAYS = ("without it", "on TCP", "upgraded")
+WAYS = {
+    "without it": {},
+    "on TCP": {"THALLUS_FABRIC": "off"},
+    "still on TCP": {"THALLUS_UPGRADE_AFTER": "1000000"},
+    "upgraded": {},
+}
+"""And their settings. «Still on TCP» is a connection that leaves TCP as soon as its peer can."""
+
 CONNECTIONS = 10_000
 
 
@@ -60,7 +67,7 @@ def main(arguments):
 def count_calls(program, library, way, connections, folder):
     """Runs `program`; name of what was called → instructions of one call."""
     with tempfile.TemporaryDirectory(dir=folder) as stats:
-        settings = {"THALLUS_STATS": stats, "THALLUS_FABRIC": "off" if way == "on TCP" else "auto"}
+        settings = {"THALLUS_STATS": stats, **WAYS[way]}
         preload = [] if way == "without it" else [library]
         lines = call([program, connections, *preload], {**os.environ, **settings}, timeout=900).splitlines()
         if preload:
@@ -120,7 +127,7 @@ def compare(counts, before, connections):
         size = re.search(r" of (\d+) ready$", name)
         if size and int(size[1]) > connections:
             continue
-        for way in WAYS[1:]:
+        for way in list(WAYS)[1:]:
             old, new = ways.get(way), counts.get(name, {}).get(way)
             if old is None:
                 continue

@@ -9,6 +9,7 @@ from apps.series import tell
 from apps.transports import Failed
 
 from .cpython import CPython
+from .curl import Curl
 from .libuv import LibUv
 from .postgres import Postgres
 from .redis import Redis
@@ -16,7 +17,7 @@ from .suite import compare
 from .tokio import Tokio
 from .pypi import Gevent, Tornado
 
-SUITES = {suite.name: suite for suite in (CPython(), LibUv(), Redis(), Postgres(), Tornado(), Gevent(), Tokio())}
+SUITES = {suite.name: suite for suite in (CPython(), Curl(), LibUv(), Redis(), Postgres(), Tornado(), Gevent(), Tokio())}
 
 
 def parse():

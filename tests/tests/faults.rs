@@ -2,6 +2,7 @@
 
 mod faults {
     mod killed;
+    mod kills;
     mod leftovers;
     mod log;
 }

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use thallus_tests::harness::{Postgres, Scene, Service, free_port, group_members, program, turn};
+use thallus_tests::harness::{Postgres, Scene, Service, free_port, program, turn};
 
-fn kill(pid: u32) -> Result<()> {
+pub(super) fn kill(pid: u32) -> Result<()> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("a pid")?;
     kill_process(pid, Signal::KILL).context("kill")
 }
@@ -75,14 +75,13 @@ fn the_postmaster() -> Result<()> {
     let _turn = turn();
     let scene = Scene::new()?;
     let (server, bench) = busy(&scene)?;
-    let group = server.pid();
     kill(server.pid())?;
     // Its backends notice when they next look, and end.
     let printed = ends(&scene, bench, "pgbench")?;
     ensure!(printed.contains("connection") || printed.contains("terminat"), "{printed}");
     let start = Instant::now();
-    while !group_members(group).is_empty() {
-        ensure!(start.elapsed() < Duration::from_secs(60), "processes are left: {:?}", group_members(group));
+    while !server.processes().is_empty() {
+        ensure!(start.elapsed() < Duration::from_secs(60), "processes are left: {:?}", server.processes());
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())

@@ -30,7 +30,7 @@ fn run_alone(name: &'static str) -> Result<(Run, String)> {
     .map_err(|_| anyhow::anyhow!("the thread panicked"))?
 }
 
-fn shared_memory_files() -> Result<BTreeSet<String>> {
+pub(super) fn shared_memory_files() -> Result<BTreeSet<String>> {
     let entries = fs::read_dir("/dev/shm").context("/dev/shm")?;
     Ok(entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
 }
