@@ -176,13 +176,14 @@ fn wait_mixed(
 }
 
 /// Whether the kernel may know of more than memory shows: of room to write, as long as that is over TCP; of the death of a peer
-/// whose stream has ended; and where nothing is there to be read, of what still comes over TCP, and of the peer's death, for which
-/// it is asked now and then.
+/// whose stream has ended; of anything that went back to TCP; and where nothing is there to be read, of what still comes over TCP,
+/// and of the peer's death, for which it is asked now and then.
 fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
     polled.iter().any(|one| {
         let (connection, asked) = (one.call.connection(), asked(fds, one));
         let shown = u32::from(fds[one.index].revents.cast_unsigned());
-        connection.kernel_interest(asked) & bit::WRITE & !shown != 0
+        connection.has_returned()
+            || connection.kernel_interest(asked) & bit::WRITE & !shown != 0
             || connection.peer_has_ended() && !connection.block.has(flag::PEER_GONE)
             || shown & bit::READ == 0 && (!connection.recv_settled() || connection.is_kernels_turn())
     })
