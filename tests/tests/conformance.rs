@@ -17,6 +17,7 @@
 //! | one-write, two-writes, mixed | on both | the same, with messages written in one way, the other, or one by each side |
 //! | named, named-to-left | on both, on one | a rule names the peer for RDMA, and there is no device |
 //! | off | on both | nothing may leave TCP |
+//! | one-processor | on both | who waits can't be answered before it lets others run |
 //! | limitation | on both | fails as docs/limitations.md says; if it does not, that page is wrong |
 
 use std::collections::BTreeMap;
@@ -59,6 +60,10 @@ const ONE_HOST: &[&str] = &[
 
 /// A client that connects to its own host's address: the server is elsewhere between two.
 const OWN_ADDRESS: &str = "connecting::over_the_hosts_own_address";
+
+/// What yields thousands of times between its calls: with one processor each yield takes a slice of whoever else is busy there, and
+/// the kernel alone isn't done in time.
+const YIELDING: &[&str] = &["switching::both_ways"];
 
 /// What is run with each order in which messages may be written.
 const ORDERED: &[&str] = &["sizes::", "returning::"];
@@ -105,6 +110,9 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
     ];
     if behaviour.by_itself {
         variants.retain(|(name, ..)| !name.ends_with("-only"));
+    }
+    if !YIELDING.iter().any(|prefix| name.starts_with(prefix)) {
+        variants.push(("one-processor", Variant { one_processor: true, ..usual }, Preloaded::Both));
     }
     // As it is for users: what a behaviour does first, it does on connections that have done nothing yet.
     variants.push(("young", Variant { rounds: 0, upgrade_after: 8, ..usual }, Preloaded::Both));

@@ -8,12 +8,14 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::diagnosis::{end_group, group_members, report};
 use super::library::library;
@@ -57,6 +59,8 @@ pub struct Variant {
     pub named: bool,
     /// Whether connections stay on TCP from the start, for good (`THALLUS_FABRIC=off`).
     pub off: bool,
+    /// Whether both sides have one processor.
+    pub one_processor: bool,
     /// Whether the left side connects and the right one listens.
     pub swapped: bool,
     /// How the left and the right side write messages over RDMA (`THALLUS_RDMA_ORDER`), if not as the device needs it.
@@ -73,6 +77,7 @@ impl Variant {
         upgrade_after: 1,
         named: false,
         off: false,
+        one_processor: false,
         swapped: false,
         orders: [None; 2],
         patience: DEADLINE,
@@ -173,7 +178,9 @@ pub fn run(
         let place = Place { folder: folder.path(), left };
         place.start(program, name, behaviour, variant, preloaded.includes(left), control)
     };
+    let pinned = variant.one_processor.then(OneProcessor::enter).transpose()?;
     let mut children = [start(true, left)?, start(false, right)?];
+    drop(pinned);
     let overdue = wait_for_both(&mut children, variant.patience)?;
     let mut statuses = Vec::new();
     for child in &mut children {
@@ -191,6 +198,30 @@ pub fn run(
         })
     };
     Ok(Run { sides: [report(true)?, report(false)?], overdue })
+}
+
+/// While it lives, this thread, and each process that it starts for good, has one of the processors.
+struct OneProcessor {
+    before: CpuSet,
+}
+
+impl OneProcessor {
+    fn enter() -> Result<Self> {
+        static TURN: AtomicUsize = AtomicUsize::new(0);
+        let before = sched_getaffinity(None).context("sched_getaffinity")?;
+        let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu)).collect();
+        let mut one = CpuSet::new();
+        one.set(processors[TURN.fetch_add(1, Ordering::Relaxed) % processors.len()]);
+        sched_setaffinity(None, &one).context("sched_setaffinity")?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for OneProcessor {
+    fn drop(&mut self) {
+        // They were allowed a moment ago.
+        let _ = sched_setaffinity(None, &self.before);
+    }
 }
 
 /// A behaviour's descriptors start at 3, whatever the shell that runs the tests has open.
