@@ -1,0 +1,470 @@
+//! Waiting on a set: `epoll_wait(2)` and its relatives. Memory is looked at first, and the kernel's own descriptors now and then; who
+//! finds nothing spins where that has paid, and then sleeps in the kernel.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use libc::{epoll_event, sigset_t};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use smallvec::SmallVec;
+use thallus_transport::ready::bit;
+use thallus_transport::spin::{Spin, spin_for};
+
+use super::member::ONESHOT;
+use super::set::{Members, SLEEPING, Set};
+use crate::cancel::point;
+use crate::ops::poll::{Glances, remaining, to_timespec};
+use crate::table::Call;
+use crate::{errno, real};
+
+/// Sleeps without traffic after which a registration turns cold.
+const IDLE_SLEEPS: u8 = 8;
+/// Hot registrations that are no burden.
+const FEW: usize = 64;
+/// Looks in vain at so many hot registrations after which one turns cold: they have cost about as much as the bell that will
+/// announce its next bytes. The more there are the dearer is each look, because caches hold fewer; but never less than the
+/// second.
+const VAIN_LOOKS: [usize; 2] = [512 * FEW, 16];
+/// The part of the hot registrations that turns cold in one wait, at most: each may take a system call.
+const COOLED_AT_ONCE: usize = 16;
+/// Waits that memory alone answers between two looks at the kernel's own descriptors.
+const MEMORY_ONLY: u32 = 8;
+/// Reports on connections of ours that such a look passes over, at most, in search of others.
+const PASSED_OVER: u32 = 64;
+
+/// `epoll_wait(2)` and its relatives on `set`, whose descriptor is `epfd`; `original` is libc's, with all of these arguments.
+pub(crate) fn wait(
+    set: &'static Set,
+    epfd: i32,
+    events: &mut [epoll_event],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+    original: impl FnOnce() -> i32,
+) -> Result<i32, Errno> {
+    let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    if !set.awaited.load(Ordering::Relaxed) {
+        set.begin_to_wait();
+    }
+    if set.active.load(Ordering::SeqCst) > 0 {
+        return set.wait(epfd, events, timeout, mask).map(count);
+    }
+    let begun = timeout.is_some_and(|timeout| !timeout.is_zero()).then(coarse_now);
+    let (mut left, mut original) = (timeout, Some(original));
+    let mut ask = |events: &mut [epoll_event], left| match original.take() {
+        Some(original) => outcome(point(original)),
+        None => kernel(epfd, events, left, mask),
+    };
+    loop {
+        // A connection that another thread adds, or that leaves TCP, while this thread sleeps is armed at
+        // once, because the thread is counted: its bell ends the sleep, and the report is sorted out here.
+        let (got, kept) = if let Some(turns) = set.rest() {
+            let got = ask(events, left);
+            let plain = set.is_undisturbed(turns);
+            let kept = got.map(|got| if plain { got } else { set.sort_out(events, got, false).0 });
+            set.rises();
+            (got, kept)
+        } else {
+            let Some(look) = set.begins_to_sleep() else {
+                return set.wait(epfd, events, left, mask).map(count);
+            };
+            let got = ask(events, left);
+            let (look, plain) = set.woke(look);
+            let kept = got.map(|got| if plain { got } else { set.sort_out(events, got, false).0 });
+            set.looked(look);
+            (got, kept)
+        };
+        match (got, kept) {
+            (Ok(got), Ok(0)) if got > 0 => {}
+            (_, kept) => return kept.map(count),
+        }
+        // Rather too late by a tick than too early, which a wait never is.
+        left = timeout.zip(begun).map_or(timeout, |(timeout, begun)| {
+            Some(timeout.saturating_add(TICK).saturating_sub(coarse_now().saturating_sub(begun)).min(timeout))
+        });
+    }
+}
+
+/// The longest time between two ticks of the clock of [`coarse_now`] (`CONFIG_HZ=100`).
+const TICK: Duration = Duration::from_millis(10);
+
+/// The time as of the last tick: some nanoseconds instead of some tens. Enough for a wait that nearly always ends with the
+/// kernel's first answer.
+fn coarse_now() -> Duration {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned() as u32)
+}
+
+/// When a wait of `timeout` that begins now ends; `None` if it does not, or does not wait at all.
+fn deadline_of(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.filter(|timeout| !timeout.is_zero()).and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+impl Set {
+    fn wait(
+        &'static self,
+        epfd: i32,
+        events: &mut [epoll_event],
+        timeout: Option<Duration>,
+        mask: *const sigset_t,
+    ) -> Result<usize, Errno> {
+        let mut begun = None;
+        loop {
+            let round = self.rounds.fetch_add(1, Ordering::Relaxed);
+            // The kernel's own descriptors come first now and then, or busy rings would hide them. Not by the rounds: a wait
+            // may take two, and with an odd number every time.
+            let asked = self.waits.fetch_add(1, Ordering::Relaxed).is_multiple_of(MEMORY_ONLY);
+            let have = if asked { self.glance(epfd, events)?.0 } else { 0 };
+            let ready = have + self.collect(&mut events[have..], round, false);
+            if ready > 0 {
+                return Ok(ready);
+            }
+            if timeout == Some(Duration::ZERO) {
+                let (have, anything) = if asked { (0, false) } else { self.glance(epfd, events)? };
+                // What memory shows is news only if the kernel had something to say.
+                let more = if anything { self.collect(&mut events[have..], round, false) } else { 0 };
+                return Ok(have + more);
+            }
+            // Not before it is needed: most waits of a busy loop end above.
+            let deadline = *begun.get_or_insert_with(|| deadline_of(timeout));
+            let (spin, count) = self.spin(epfd, events, remaining(deadline))?;
+            if count > 0 {
+                return Ok(count);
+            }
+            let (count, own) = self.sleep(epfd, events, remaining(deadline), mask)?;
+            if count > 0 {
+                self.patience.ended(own == 0);
+            }
+            self.patience.learn(spin);
+            if count > 0 || remaining(deadline) == Some(Duration::ZERO) {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// Reports what the rings of the hot registrations show, except what round `round` has reported already. `spun`: a spin
+    /// has found it.
+    fn collect(&'static self, events: &mut [epoll_event], round: u32, spun: bool) -> usize {
+        let Some(mut members) = self.lock() else { return 0 };
+        let mut count = 0;
+        let (mut spent, mut idle) = (Vec::new(), SmallVec::<[usize; 16]>::new());
+        let Members { by_fd, hot, .. } = &mut *members;
+        let many = hot.len() > FEW;
+        let enough = (VAIN_LOOKS[0] / hot.len().max(1)).max(VAIN_LOOKS[1]);
+        let most = hot.len().div_ceil(COOLED_AT_ONCE);
+        let mut looked_at = hot.len();
+        for (index, &fd) in hot.iter().enumerate() {
+            if count == events.len() {
+                looked_at = index;
+                break;
+            }
+            let Some(member) = by_fd.get_mut(&fd).filter(|member| member.round != round) else { continue };
+            let bits = member.report(0, round);
+            if bits != 0 {
+                events[count] = epoll_event { events: bits, u64: member.data };
+                count += 1;
+                if spun {
+                    member.connection().block.spin_hits.fetch_add(1, Ordering::Relaxed);
+                }
+                if member.spent {
+                    spent.push(fd);
+                }
+            } else if many && member.has_idled(enough) && idle.len() < most {
+                idle.push(index);
+            }
+        }
+        // From behind, so that the numbers of the others stay.
+        for index in idle.into_iter().rev() {
+            let fd = members.hot.swap_remove(index);
+            if members.sync(self, fd) && !members.cool(fd) {
+                members.hot.push(fd);
+            }
+        }
+        // Whoever was not reached comes first next time.
+        let looked_at = looked_at.min(members.hot.len());
+        members.hot.rotate_left(looked_at);
+        for fd in spent {
+            members.sync(self, fd);
+        }
+        count
+    }
+
+    /// Whether a hot registration has something to report.
+    fn stirs(&'static self) -> bool {
+        self.lock().is_none_or(|members| members.any_due(members.hot.iter()))
+    }
+
+    /// Whether one of some hot registrations has, of others at each look: so that looks are short.
+    fn some_stir(&'static self) -> bool {
+        self.lock().is_none_or(|members| {
+            let hot = &members.hot;
+            if hot.len() <= FEW {
+                return members.any_due(hot.iter());
+            }
+            let (behind, before) = hot.split_at(self.looked_at.fetch_add(FEW, Ordering::Relaxed) % hot.len());
+            members.any_due(before.iter().chain(behind).take(FEW))
+        })
+    }
+
+    /// What the kernel reports at once, but for what memory shows of connections that are hot: [`Self::collect`] finds that,
+    /// and it must not hide the kernel's own descriptors from who takes few events at a time. Also whether the kernel
+    /// reported anything.
+    fn glance(&'static self, epfd: i32, events: &mut [epoll_event]) -> Result<(usize, bool), Errno> {
+        let look = self.looks();
+        let mut turns = self.active.load(Ordering::Relaxed).min(PASSED_OVER);
+        let mut anything = false;
+        let kept = loop {
+            let got = match kernel(epfd, events, Some(Duration::ZERO), std::ptr::null()) {
+                Ok(got) => got,
+                Err(errno) => break Err(errno),
+            };
+            anything |= got > 0;
+            let (kept, _) = self.sort_out(events, got, self.is_awake());
+            if kept > 0 || got < events.len() || turns == 0 {
+                break Ok((kept, anything));
+            }
+            turns -= 1;
+        };
+        self.looked(look);
+        kept
+    }
+
+    fn spin(
+        &'static self,
+        epfd: i32,
+        events: &mut [epoll_event],
+        limit: Option<Duration>,
+    ) -> Result<(Spin, usize), Errno> {
+        let budget = self.patience.allowance_ns();
+        if budget == 0 || self.lock().is_none_or(|members| members.hot.is_empty()) {
+            return Ok((Spin::Vain(Instant::now()), 0));
+        }
+        let (mut found, mut glances) = (Ok(0), Glances::default());
+        let spin = spin_for(budget, limit, |others_ran| {
+            if self.some_stir() {
+                return true;
+            }
+            if glances.are_due(others_ran) {
+                found = self.glance(epfd, events).map(|(kept, _)| kept);
+                return found != Ok(0);
+            }
+            false
+        });
+        let mut count = found?;
+        if spin == Spin::Done {
+            self.patience.ended(count > 0);
+        }
+        if spin == Spin::Done && count == 0 {
+            self.patience.restore();
+            count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed), true);
+        }
+        Ok((spin, count))
+    }
+
+    fn sleep(
+        &'static self,
+        epfd: i32,
+        events: &mut [epoll_event],
+        timeout: Option<Duration>,
+        mask: *const sigset_t,
+    ) -> Result<(usize, usize), Errno> {
+        let (armed, ready) = self.arm();
+        let look = self.looks();
+        let result = if ready || self.stirs() { Ok(0) } else { kernel(epfd, events, timeout, mask) };
+        let woken = self.lock();
+        self.sleepers.fetch_sub(SLEEPING, Ordering::SeqCst);
+        drop(woken);
+        for (call, writes) in armed {
+            call.connection().disarm_cold(writes);
+        }
+        let kept = result.map(|count| self.sort_out(events, count, false));
+        self.looked(look);
+        kept
+    }
+
+    /// Counts a sleeper in, tells the kernel what it does not know yet, and arms the hot registrations; those that
+    /// have been idle for long turn cold. True if one of these has become ready meanwhile.
+    fn arm(&'static self) -> (Vec<(Call, bool)>, bool) {
+        let Some(mut members) = self.lock() else {
+            self.sleepers.fetch_add(SLEEPING, Ordering::SeqCst);
+            return (Vec::new(), true);
+        };
+        self.sleepers.fetch_add(SLEEPING, Ordering::SeqCst);
+        let mut armed = Vec::with_capacity(members.hot.len());
+        let mut ready = false;
+        let mut hot = std::mem::take(&mut members.hot);
+        hot.retain(|&fd| {
+            if !members.sync(self, fd) {
+                return false;
+            }
+            let idle = members.by_fd.get(&fd).is_some_and(|member| member.idle_sleeps >= IDLE_SLEEPS);
+            if idle {
+                if members.cool(fd) {
+                    return false;
+                }
+                ready = true;
+            }
+            let Some(member) = members.by_fd.get_mut(&fd) else { return false };
+            member.idle_sleeps += 1;
+            let writes = member.lacks_space();
+            member.connection().arm_cold(member.io, writes);
+            member.connection().block.sleeps.fetch_add(1, Ordering::Relaxed);
+            armed.push((member.slot.join(), writes));
+            true
+        });
+        members.hot = hot;
+        members.trim();
+        (armed, ready)
+    }
+
+    /// Sorts out what the kernel reported at `events[..count]`: reports on upgraded connections become what the
+    /// program would see, all others stay. If `later`, what memory shows as well is left to it. Returns how many are left, and
+    /// how many of these are on upgraded connections.
+    fn sort_out(&'static self, events: &mut [epoll_event], count: usize, later: bool) -> (usize, usize) {
+        if count == 0 {
+            return (0, 0);
+        }
+        let round = self.rounds.load(Ordering::Relaxed).wrapping_sub(1);
+        let Some(mut members) = self.lock() else { return (count, 0) };
+        let (mut kept, mut own) = (0, 0);
+        // What one report means beyond its own place, as far as there are places that the kernel has not filled.
+        let mut more = SmallVec::<[epoll_event; 1]>::new();
+        for index in 0..count {
+            let most = 1 + events.len() - count - more.len();
+            let mut told = members.translate(self, events[index], round, later, most).into_iter();
+            if let Some((first, ours)) = told.next() {
+                events[kept] = first;
+                kept += 1;
+                own += usize::from(ours);
+            }
+            more.extend(told.map(|(event, _)| event));
+        }
+        own += more.len();
+        for event in more {
+            events[kept] = event;
+            kept += 1;
+        }
+        (kept, own)
+    }
+}
+
+impl Members {
+    fn any_due<'fd>(&self, mut fds: impl Iterator<Item = &'fd i32>) -> bool {
+        fds.any(|fd| self.by_fd.get(fd).is_some_and(|member| member.due(0) != 0))
+    }
+
+    /// One kernel report in the program's terms, and whether it is on upgraded connections. None if it means nothing to the program;
+    /// up to `most`, at least one, if several registrations have its `epoll_data`.
+    fn translate(
+        &mut self,
+        set: &'static Set,
+        event: epoll_event,
+        round: u32,
+        later: bool,
+        most: usize,
+    ) -> SmallVec<[(epoll_event, bool); 1]> {
+        let (data, reported) = (event.u64, event.events);
+        let mut told = SmallVec::new();
+        let mut stranger = true;
+        let named = self.named(data);
+        let only = named.len() == 1;
+        // What is on TCP may have any report.
+        let mut known = !named.is_empty();
+        for fd in named {
+            let Some(member) = self.by_fd.get_mut(&fd) else { continue };
+            known &= member.active;
+            if !member.active {
+                // The kernel has disabled it: known when it leaves TCP.
+                member.spent |= only && member.events & ONESHOT != 0;
+                continue;
+            }
+            let connection = member.connection();
+            let before = connection.block.drained.load(Ordering::Relaxed);
+            // Edges may be asked for without RDHUP: then the end comes as a bell does, and makes no other edge.
+            let hidden = reported & bit::IN != 0 && member.kernel.0 & bit::RDHUP == 0;
+            let end = if hidden { ready_in_kernel(member.io, PollFlags::RDHUP) } else { 0 };
+            let tcp =
+                connection.observe(member.io, reported | end) | connection.hangup(reported, member.events);
+            let drained = connection.block.drained.load(Ordering::Relaxed) != before;
+            let full = told.len() == most;
+            if full {
+                member.held |= tcp;
+            }
+            let later = (full || later && tcp == 0) && member.due(0) != 0;
+            let mut bits = if full || later { 0 } else { member.report(tcp, round) };
+            let nothing = bits == 0 && !full && !later && !drained;
+            if nothing && reported & bit::IN != 0 && !set.is_awake() {
+                // Others sleep on, or whoever polls the set: it stays cold, and nobody looks again before the next bell.
+                connection.overtaken(member.io, member.armed == Some(true));
+                bits = member.report(tcp, round);
+            }
+            if bits != 0 {
+                told.push((epoll_event { events: bits, u64: member.data }, true));
+            }
+            let explained = drained || later || bits != 0 || member.spent || member.deleted || member.kicked;
+            if explained || ready_in_kernel(member.io, PollFlags::IN | PollFlags::RDHUP) != 0 {
+                stranger = false;
+            }
+            self.settle(set, fd);
+            self.sync(set, fd);
+        }
+        // Nothing of ours explains the report: another descriptor has the same data, or it is stale.
+        if told.is_empty() && stranger && self.is_strange(set, event, known) {
+            told.push((event, false));
+        }
+        told
+    }
+}
+
+/// Which of `events` the kernel has to report on the socket itself.
+fn ready_in_kernel(fd: i32, events: PollFlags) -> u32 {
+    // SAFETY: registered by the program, and known not to be closed.
+    let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
+    let mut poll = [PollFd::from_borrowed_fd(fd, events)];
+    match rustix::event::poll(&mut poll, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(1..) => u32::from(poll[0].revents().bits()),
+        _ => 0,
+    }
+}
+
+fn kernel(
+    epfd: i32,
+    events: &mut [epoll_event],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let most = i32::try_from(events.len()).unwrap_or(i32::MAX);
+    let count = match timeout {
+        // SAFETY: the slice is writable, the mask the application's.
+        None => point(|| unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, -1, mask) }),
+        Some(Duration::ZERO) => {
+            // SAFETY: as above.
+            point(|| unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, 0, mask) })
+        }
+        Some(timeout) => {
+            let time = to_timespec(timeout);
+            // SAFETY: as above, and the time lives.
+            let count = point(|| unsafe {
+                real::epoll_pwait2(epfd, events.as_mut_ptr(), most, &raw const time, mask)
+            });
+            if count.is_some_and(|count| count < 0) && errno::now() == Errno::NOSYS {
+                let millis = i32::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+                // SAFETY: as above.
+                point(|| unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), most, millis, mask) })
+            } else {
+                count
+            }
+        }
+    };
+    outcome(count)
+}
+
+/// What a wait at a [`point`] has returned.
+fn outcome(count: Option<i32>) -> Result<usize, Errno> {
+    match count {
+        None => Err(Errno::CANCELED),
+        Some(..0) => Err(errno::now()),
+        Some(count) => Ok(count as usize),
+    }
+}
