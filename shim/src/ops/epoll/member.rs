@@ -236,8 +236,9 @@ impl Member {
         let asked = self.asked();
         let kick = if self.kicked { bit::OUT } else { 0 };
         if asked & (bit::READ | bit::WRITE | bit::RDHUP) == 0 {
-            // HUP is reported unasked, and comes with the peer's end: an edge on the socket.
-            return bit::IN | bit::RDHUP | ET | kick;
+            // HUP is reported unasked, and comes with the peer's end: an edge on the socket. Once it is there it stays.
+            let edge = if self.kicked { self.events & ET } else { ET };
+            return bit::IN | bit::RDHUP | edge | kick;
         }
         let mut interest = self.connection().kernel_interest(asked);
         if self.events & ET == 0 && asked & bit::READ == 0 && interest & bit::WRITE != 0 {
