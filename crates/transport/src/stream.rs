@@ -631,10 +631,14 @@ impl Connection {
         let sends_in_ring = self.block.send_switched.load(Ordering::Acquire) != 0;
         let unread =
             sends_in_ring && (self.reset(segment).is_some() || (died && !segment.outgoing().is_empty()));
+        // But there was never a bell, and what this side sends the kernel knows.
+        let unread_on_tcp = || {
+            !sends_in_ring && self.block.doorbells.load(Ordering::Relaxed) == 0 && gone && tcp::is_over(fd)
+        };
         let peer_has_ended = gone || ended & (end::FIN | end::CLOSED | end::DEAF) != 0;
         // What the program has been told of was one.
         let known = ended & end::RESET != 0 || self.block.has(flag::RESET_TOLD);
-        known || unread || (self.block.has(flag::SHUT_WR) && peer_has_ended)
+        known || unread || (self.block.has(flag::SHUT_WR) && peer_has_ended) || unread_on_tcp()
     }
 
     /// Bytes that a read would find, for `FIONREAD`; `None` if the kernel has to be asked.
