@@ -89,7 +89,7 @@ impl Connection {
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         let flags = (flags | libc::MSG_PEEK | libc::MSG_DONTWAIT) & !libc::MSG_TRUNC;
         match self.recv(fd, &mut target, flags) {
-            Err(Errno::AGAIN) if !at_once && !self.is_nonblocking(fd) => {}
+            Err(Errno::AGAIN) if !at_once && !self.ask_whether_nonblocking(fd) => {}
             result => return result.map(|_| 0),
         }
         let mut vain = VainWaits::default();
@@ -169,9 +169,10 @@ impl Connection {
     /// Whether the socket is non-blocking. A process that shares it may have changed that, so the kernel has the
     /// last word whenever this process believes that it is.
     fn is_nonblocking(&self, fd: i32) -> bool {
-        if !self.nonblocking.load(Ordering::Relaxed) {
-            return false;
-        }
+        self.nonblocking.load(Ordering::Relaxed) && self.ask_whether_nonblocking(fd)
+    }
+
+    fn ask_whether_nonblocking(&self, fd: i32) -> bool {
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         let nonblocking =
