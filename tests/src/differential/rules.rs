@@ -80,6 +80,15 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         {
             return Err("a thread of this end waits for nothing");
         }
+        // The other end's lies behind bytes that buffers did not hold.
+        Op::Shutdown { fd, .. }
+            if model.connection_of(who, *fd).is_some_and(|index| {
+                let flow = model.connections[index].flows[end.other() as usize];
+                flow.loose && flow.ended
+            }) =>
+        {
+            return Err("whether both directions have ended depends on the sizes of buffers");
+        }
         // docs/limitations.md: then both directions have ended, and poll(2) is not told.
         Op::Shutdown { fd, how } if *how != How::Reading => {
             let polls = model.started(end).is_some_and(|(_, op)| matches!(op, Op::Poll { .. }));
@@ -268,6 +277,10 @@ fn shown(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
         Op::Send { fd, .. } | Op::SendFile { fd, .. } | Op::Splice { fd, .. } => match flow_of(*fd, end) {
             // How much a buffer takes.
             Some((_, connection, flow)) if flow.loose || connection.wild => "sent or not".to_owned(),
+            // Whether the other end's has arrived, behind what buffers did not hold: then an answer to bytes for nobody is another.
+            Some((_, connection, _)) if connection.flows[end.other() as usize].loose && reply.error != 0 => {
+                "failed or not".to_owned()
+            }
             _ => plain(),
         },
         Op::Receive { fd, flags, by, .. } => match flow_of(*fd, end.other()) {
