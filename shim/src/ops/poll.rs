@@ -176,15 +176,17 @@ fn wait_mixed(
 }
 
 /// Whether the kernel may know of more than memory shows: of room to write, as long as that is over TCP; of the death of a peer
-/// whose stream has ended; of anything that went back to TCP; and where nothing is there to be read, of what still comes over TCP,
+/// whose stream has ended, or its answer to what is sent over TCP; of anything that went back to TCP; and where nothing is there to be read, of what still comes over TCP,
 /// and of the peer's death, for which it is asked now and then.
 fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
     polled.iter().any(|one| {
         let (connection, asked) = (one.call.connection(), asked(fds, one));
         let shown = u32::from(fds[one.index].revents.cast_unsigned());
+        let sends_by_tcp = connection.kernel_interest(bit::WRITE) & bit::WRITE != 0;
+        let may_be_reset = || sends_by_tcp && !connection.block.has(flag::RESET);
         connection.has_returned()
-            || connection.kernel_interest(asked) & bit::WRITE & !shown != 0
-            || connection.peer_has_ended() && !connection.block.has(flag::PEER_GONE)
+            || sends_by_tcp && asked & bit::WRITE & !shown != 0
+            || connection.peer_has_ended() && (!connection.block.has(flag::PEER_GONE) || may_be_reset())
             || shown & bit::READ == 0 && (!connection.recv_settled() || connection.is_kernels_turn())
     })
 }
