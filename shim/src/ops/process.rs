@@ -270,26 +270,9 @@ static WRITTEN: AtomicBool = AtomicBool::new(false);
 /// The process ends now, by `_exit` or at the end of `exit`.
 pub(crate) fn exiting() {
     if !is_stranger() && !WRITTEN.swap(true, Ordering::SeqCst) {
-        reset_what_was_put_aside();
         settle_fabrics();
         stats::write(true);
     }
-}
-
-/// To the kernel the bytes that were put aside have been read: it would end their streams in order.
-fn reset_what_was_put_aside() {
-    errno::keep(|| {
-        table::for_each(|slot, connection, _| {
-            let alone = || connection.block.held_only_by(process::id());
-            if connection.is_active()
-                && connection.side_length() > 0
-                && alone()
-                && let Some(fd) = table::descriptor_of(slot)
-            {
-                connection.finish(fd, false);
-            }
-        });
-    });
 }
 
 /// The kernel takes a queue pair from a process that ends, with all that it has not sent yet.
