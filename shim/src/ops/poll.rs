@@ -176,8 +176,8 @@ fn wait_mixed(
 }
 
 /// Whether the kernel may know of more than memory shows: of room to write, as long as that is over TCP; of the death of a peer
-/// whose stream has ended, or its answer to what is sent over TCP; of anything that went back to TCP; and where nothing is there to be read, of what still comes over TCP,
-/// and of the peer's death, for which it is asked now and then.
+/// whose stream has ended, or its answer to what is sent over TCP; of anything that went back to TCP; and where nothing is there to
+/// be read, of what still comes over TCP, and of the peer's death, for which it is asked now and then.
 fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
     polled.iter().any(|one| {
         let (connection, asked) = (one.call.connection(), asked(fds, one));
