@@ -63,7 +63,7 @@ const OWN_ADDRESS: &str = "connecting::over_the_hosts_own_address";
 
 /// What yields thousands of times between its calls: with one processor each yield takes a slice of whoever else is busy there, and
 /// the kernel alone isn't done in time.
-const YIELDING: &[&str] = &["switching::both_ways"];
+const YIELDING: &[&str] = &["switching::"];
 
 /// What is run with each order in which messages may be written.
 const ORDERED: &[&str] = &["sizes::", "returning::"];
