@@ -1,4 +1,4 @@
-//! What it means that the kernel says that the peer is gone.
+//! What it means that the kernel says that the peer is gone, and what the program is told of it.
 //!
 //! On one host the segment shows all that the peer did before. Between hosts bytes may have been lost with its queue pair:
 //! see [`crate::verbs`], `word`.
@@ -117,5 +117,78 @@ impl Connection {
         };
         let before = switched_at.max(self.block.tcp_received.load(Ordering::Relaxed)) + segment.greeted()[1];
         !link.has_all(received.wrapping_sub(before))
+    }
+
+    /// How the peer reset the connection, if it did: `ECONNRESET`, or `EPIPE` if its stream had ended before
+    /// (`tcp_reset` of net/ipv4/tcp_input.c). A process that died without having taken all that this side sent has
+    /// reset it, too.
+    pub(crate) fn reset(&self, segment: &Segment) -> Option<Errno> {
+        let ended = segment.incoming().end();
+        let ended_before = self.block.has(flag::VOID)
+            || (ended & end::FIN != 0 && (ended & end::RESET == 0 || ended & end::LATE != 0));
+        let died = self.block.has(flag::PEER_GONE) && ended & (end::CLOSED | end::DEAF) == 0;
+        let was_reset = ended & end::RESET != 0
+            || self.block.has(flag::RESET)
+            || (died && !segment.outgoing().is_empty());
+        let error = self.block.error.load(Ordering::Relaxed);
+        match i32::try_from(error) {
+            Ok(error) if was_reset && error != 0 => Some(Errno::from_raw_os_error(error)),
+            _ => was_reset.then_some(if ended_before { Errno::PIPE } else { Errno::CONNRESET }),
+        }
+    }
+
+    /// The reset of which the application does not know yet.
+    pub(crate) fn untold_reset(&self, segment: &Segment) -> Option<Errno> {
+        self.reset(segment).filter(|_| !self.block.has(flag::RESET_TOLD))
+    }
+
+    /// Notes that the application has been told of `errno`, as the kernel forgets an error that it has reported.
+    pub(crate) fn told(&self, errno: Errno) -> Errno {
+        if self.segment().is_some_and(|segment| self.reset(segment) == Some(errno)) {
+            self.block.raise(flag::RESET_TOLD);
+        }
+        errno
+    }
+
+    /// Whether the kernel says that the peer has closed or died. Looks once, without waiting.
+    pub(crate) fn peer_is_gone(&self, fd: i32) -> bool {
+        if self.is_closed() {
+            return self.block.has(flag::PEER_GONE);
+        }
+        self.look_for_down(fd);
+        let mut byte = 0;
+        // SAFETY: one writable byte.
+        match unsafe { tcp::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
+            Ok(0) => self.note_end(fd),
+            // The end may lie behind a bell that had to stay. An orderly one, if the kernel knows of no error.
+            Ok(_) if tcp::peer_has_closed(fd) => {
+                if !(tcp::is_over(fd) && self.look_for_error(fd)) {
+                    self.note_gone(fd);
+                }
+            }
+            Err(Errno::AGAIN | Errno::INTR) | Ok(_) => {}
+            Err(errno) => self.note_error(fd, errno),
+        }
+        self.block.has(flag::PEER_GONE)
+    }
+
+    /// Whether both directions have ended, or the peer has reset the connection: then the kernel's state is `TCP_CLOSE`.
+    pub fn is_over(&self, fd: i32) -> bool {
+        let Some(segment) = self.segment() else { return false };
+        let ended = segment.incoming().end();
+        let gone = self.block.has(flag::PEER_GONE) || tcp::peer_has_closed(fd);
+        let died = gone && ended & (end::CLOSED | end::DEAF) == 0;
+        // A reset may be for nothing but unread bells, as long as it is not known what the peer has taken.
+        let sends_in_ring = self.block.send_switched.load(Ordering::Acquire) != 0;
+        let unread =
+            sends_in_ring && (self.reset(segment).is_some() || (died && !segment.outgoing().is_empty()));
+        // But there was never a bell, and what this side sends the kernel knows.
+        let unread_on_tcp = || {
+            !sends_in_ring && self.block.doorbells.load(Ordering::Relaxed) == 0 && gone && tcp::is_over(fd)
+        };
+        let peer_has_ended = gone || ended & (end::FIN | end::CLOSED | end::DEAF) != 0;
+        // What the program has been told of was one.
+        let known = ended & end::RESET != 0 || self.block.has(flag::RESET_TOLD);
+        known || unread || (self.block.has(flag::SHUT_WR) && peer_has_ended) || unread_on_tcp()
     }
 }
