@@ -1,8 +1,9 @@
 //! How connections begin, and which of them are left on TCP.
 
 use libc::{EPOLLIN, POLLOUT, SOCK_CLOEXEC, SOCK_NONBLOCK};
+use thallus_transport::arena::{State, View};
 
-use super::peers::{echo, request_echoes, send_all};
+use super::peers::{echo, own_arenas, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Leave, fork, quietly};
 use crate::say;
@@ -51,6 +52,7 @@ pub(super) const ALL: &[Behaviour] = &[
     ),
     Behaviour::whole("one_request_for_each_connection", answers_one_each, asks_one_each, Tally::Total(200)),
     Behaviour::whole("many_at_once", echoes_sixty, asks_on_sixty, Tally::Upgraded(60)),
+    Behaviour::whole("nothing_is_hoped_for_any_more", reads_each_byte, writes_much, Tally::Total(1)),
     Behaviour::whole("never_used", accepts_and_waits, connects_and_waits, Tally::Stayed(1)),
     Behaviour::whole("undone_and_made_again", echoes_two, disconnects, Tally::Upgraded(2))
         .tally(Tally::Upgraded(2), Tally::Total(2)),
@@ -522,6 +524,28 @@ fn asks_on_sixty(side: &Side) {
         quietly(|| calls::close(fd)).expect("close");
     }
     say!("{SIXTY} answered");
+}
+
+/// More calls than twice those after which a server expects no offer any more: it looks whenever there have been twice as many.
+const MANY_CALLS: usize = 140_000;
+
+fn reads_each_byte(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    for _ in 0..MANY_CALLS {
+        assert_eq!(quietly(|| calls::recv(fd, 1, 0)).map(|bytes| bytes.len()), Ok(1));
+    }
+    let arenas = own_arenas();
+    for (_, block) in arenas.iter().flat_map(View::blocks).filter(|(_, block)| block.connection().is_some()) {
+        assert_ne!(block.state(), State::Plain, "it may still leave TCP");
+    }
+    side.sync("done");
+}
+
+fn writes_much(side: &Side) {
+    let fd = side.connect();
+    send_all(fd, &[b'm'; MANY_CALLS]);
+    side.sync("done");
 }
 
 fn accepts_and_waits(side: &Side) {
