@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::peers::{demand, request_echoes, send_all, sends_on_demand, stop, waits};
 use super::{Behaviour, Tally};
@@ -343,10 +342,9 @@ fn takes_out_server(side: &Side) {
     side.sync("done");
 }
 
-/// A peer on the same processor has always answered by the time that the wait looks once more.
+/// The peer answers while the wait spins, so that none ends before, or in the kernel.
 fn pipe_beside_a_busy_one(side: &Side, fd: Fd) {
     const WAITS: usize = 64;
-    keep_to_one_processor();
     let (reading, writing) = calls::pipe().expect("pipe");
     let epfd = calls::epoll_create().expect("epoll_create1");
     calls::epoll_add(epfd, fd, EPOLLIN, 1).expect("EPOLL_CTL_ADD");
@@ -385,7 +383,6 @@ fn pipe_beside_a_busy_one(side: &Side, fd: Fd) {
 }
 
 fn asks_until_the_end(side: &Side, fd: Fd) {
-    keep_to_one_processor();
     quietly(|| {
         send_all(fd, b"request");
         while !calls::recv(fd, 100, 0).expect("recv").is_empty() {
@@ -394,14 +391,6 @@ fn asks_until_the_end(side: &Side, fd: Fd) {
         calls::close(fd).expect("close");
     });
     side.sync("done");
-}
-
-/// The same on both sides, which were started with the same choice.
-fn keep_to_one_processor() {
-    let allowed = sched_getaffinity(None).expect("sched_getaffinity");
-    let mut one = CpuSet::new();
-    one.set((0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu)).expect("a processor"));
-    sched_setaffinity(None, &one).expect("sched_setaffinity");
 }
 
 fn short_lived_clients(side: &Side) {
