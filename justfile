@@ -47,6 +47,10 @@ bench *OPTIONS:
 bench-arrow *OPTIONS:
     scripts/bench-arrow {{OPTIONS}}
 
+# TPC-H on several processes by DataFusion: its own transport and ours, over TCP and with the library
+bench-sql *OPTIONS:
+    scripts/bench-sql {{OPTIONS}}
+
 # Known vulnerabilities in dependencies (needs the network, and a cargo-deny with its default features)
 advisories:
     cargo deny check advisories
