@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import script
+from . import script, tpch
 from .series import tell
 from .transports import Failed
 
@@ -37,19 +37,14 @@ WAYS = [
 
 def parse():
     parser = script.parser("demo-arrow", __doc__)
-    parser.add_argument("--tpchgen", type=Path, required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--scale", type=float, default=1, help="scale factor of TPC-H (default 1)")
+    tpch.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default 5)")
     return parser.parse_args()
 
 
 def demonstrate(arguments, folder):
     data = folder / "tpch"
-    tell(f"\n== generate TPC-H at scale factor {arguments.scale:g}")
-    command = [arguments.tpchgen, "parquet", "-s", str(arguments.scale), "--output-dir", data]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise Failed(f"tpchgen-cli: {done.stderr.strip()}")
+    tpch.generate(arguments, data)
     with Ends(arguments.release, data, folder, False) as plain, Ends(arguments.release, data, folder, True) as preloaded:
         ends = {False: plain, True: preloaded}
         tell("\n== check that the results are equal")
@@ -132,7 +127,7 @@ def report(arguments, results):
         f"\nTPC-H at scale factor {arguments.scale:g}, {platform.machine()}, {os.cpu_count()} CPUs; medians of "
         f"{arguments.rounds}, from the request to the last batch, the query included.\n"
     )
-    titles = [f"{transport}, {'Thallus' if library else 'TCP'}" for transport, library in WAYS]
+    titles = [script.title(*way) for way in WAYS]
     print(f"| result | MB | {' | '.join(titles)} | auto ÷ rpc, TCP |")
     print(f"|---|--:|{'--:|' * len(WAYS)}--:|")
     for name, ways in results.items():

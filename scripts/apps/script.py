@@ -14,6 +14,11 @@ def parser(name, description):
     return parser
 
 
+def title(transport, library):
+    """What tables call a transport of ours over TCP, or with the library on both sides."""
+    return f"{transport}, {'Thallus' if library else 'TCP'}"
+
+
 def run(name, work, arguments):
     """The exit status of `work(arguments, folder)`."""
     try:

@@ -19,9 +19,8 @@ WAYS = [("grpc", False), ("thallus", False), ("grpc", True), ("thallus", True)]
 
 def parse():
     parser = script.parser("bench-sql", __doc__)
-    parser.add_argument("--tpchgen", type=Path, required=True, help=argparse.SUPPRESS)
+    tpch.add_arguments(parser)
     parser.add_argument("--engine", type=Path, required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--scale", type=float, default=0.1, help="scale factor of TPC-H (default 0.1)")
     parser.add_argument("--workers", type=int, default=4, help="processes that compute (default 4)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each, after one that does not count (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement there")
@@ -38,11 +37,7 @@ def parse():
 
 def measure(arguments, folder):
     data = folder / "tpch"
-    tell(f"\n== generate TPC-H at scale factor {arguments.scale:g}")
-    command = [arguments.tpchgen, "parquet", "-s", str(arguments.scale), "--output-dir", data]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise Failed(f"tpchgen-cli: {done.stderr.strip()}")
+    tpch.generate(arguments, data)
     samples = []
     with Cluster(arguments, folder, False) as plain, Cluster(arguments, folder, True) as preloaded:
         for number in range(-1, arguments.rounds):
@@ -110,7 +105,7 @@ def report(arguments, samples):
         f"\nTPC-H at scale factor {arguments.scale:g}, {arguments.workers} workers, {platform.machine()}, {os.cpu_count()} CPUs; "
         f"milliseconds: medians of {arguments.rounds} (least to most). Each result equal to that of one process.\n"
     )
-    titles = [f"{transport}, {'Thallus' if library else 'TCP'}" for transport, library in WAYS]
+    titles = [script.title(*way) for way in WAYS]
     print(f"| query | {' | '.join(titles)} | {' | '.join(f'× {title}' for title in titles[1:])} | MB | in memory |")
     print(f"|---|{'--:|' * (2 * len(WAYS) + 1)}")
     medians = {way: {} for way in WAYS}
@@ -129,7 +124,7 @@ def report(arguments, samples):
     cells = [f"{totals[way][0]:,.0f}" for way in WAYS]
     print(f"| all | {' | '.join(cells)} | {ratios(totals, 0)} | | |")
     worst = [min(medians[WAYS[0]][number] / medians[way][number] for number in arguments.queries) for way in WAYS[1:]]
-    print(f"| worst | {'| ' * len(WAYS)}| {' | '.join(f'{ratio:.2f}' for ratio in worst)} | | |")
+    print(f"| worst |{' |' * len(WAYS)} {' | '.join(f'{ratio:.2f}' for ratio in worst)} | | |")
     connections(samples)
 
 
@@ -139,14 +134,15 @@ def ratios(medians, number):
 
 
 def connections(samples):
-    """What carried the workers' connections at the end of the last round."""
+    """What carried the workers' connections, where most were on TCP after a query."""
     print()
     for transport, library in WAYS:
-        last = [sample for sample in samples if (sample["transport"], sample["library"]) == (transport, library)][-1]
-        reasons = f" ({', '.join(sorted(set(last['reasons'])))})" if library and last["reasons"] else ""
+        taken = [sample for sample in samples if (sample["transport"], sample["library"]) == (transport, library)]
+        worst = max(taken, key=lambda sample: sample["on_tcp"])
+        reasons = f" ({', '.join(sorted(set(worst['reasons'])))})" if library and worst["reasons"] else ""
         print(
-            f"- {transport}, {'Thallus' if library else 'TCP'}: of the connections that workers accepted, "
-            f"{last['in_memory']} in memory, {last['on_tcp']} on TCP{reasons}"
+            f"- {script.title(transport, library)}: of the connections that workers had accepted, after each query "
+            f"at most {worst['on_tcp']} on TCP{reasons}, then {worst['in_memory']} in memory"
         )
 
 

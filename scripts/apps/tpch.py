@@ -1,7 +1,14 @@
-"""The 22 queries of TPC-H with its validation parameters (TPC Benchmark H, revision 3.0.1, section 2.4), in DataFusion's SQL.
+"""TPC-H: its tables, and its 22 queries with its validation parameters (TPC Benchmark H, revision 3.0.1, section 2.4), in DataFusion's SQL.
 
 Q15's view is a common table expression. Queries that the specification limits to a number of rows have a LIMIT.
 """
+
+import argparse
+import subprocess
+from pathlib import Path
+
+from .series import tell
+from .transports import Failed
 
 REVENUE = "l_extendedprice * (1 - l_discount)"
 
@@ -156,6 +163,20 @@ SELECT code, count(*), sum(c_acctbal) FROM (
         AND NOT EXISTS (SELECT 1 FROM orders WHERE o_custkey = c_custkey))
 GROUP BY code ORDER BY code""",
 }
+
+
+def add_arguments(parser):
+    parser.add_argument("--tpchgen", type=Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--scale", type=float, default=1, help="scale factor of TPC-H (default 1)")
+
+
+def generate(arguments, folder):
+    """All tables, as Parquet."""
+    tell(f"\n== generate TPC-H at scale factor {arguments.scale:g}")
+    command = [arguments.tpchgen, "parquet", "-s", str(arguments.scale), "--output-dir", folder]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise Failed(f"tpchgen-cli: {done.stderr.strip()}")
 
 
 def query(number, scale):
