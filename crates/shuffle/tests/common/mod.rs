@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use thallus_shuffle::{Cluster, NodeId, Result, Seat, push, staged};
+use thallus_shuffle::{Cluster, NodeId, Partition, Result, Seat, push, staged};
 
 pub(crate) fn schema() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]))
@@ -43,6 +43,8 @@ pub(crate) trait Process: Send + Sized + 'static {
 
     fn join(seat: Seat, cluster: Cluster, me: NodeId, config: Self::Config) -> Result<Self>;
     fn shuffle(&self, id: u64, schema: &SchemaRef) -> Result<Vec<(Self::Sender, Self::Receiver)>>;
+    /// Sends all batches, and finishes.
+    fn send(sender: Self::Sender, by: &Partition, batches: impl IntoIterator<Item = RecordBatch>);
     fn leave(self) -> bool;
 }
 
@@ -59,6 +61,16 @@ macro_rules! process {
 
             fn shuffle(&self, id: u64, schema: &SchemaRef) -> Result<Vec<(Self::Sender, Self::Receiver)>> {
                 self.shuffle(id, schema)
+            }
+
+            fn send(
+                mut sender: Self::Sender,
+                by: &Partition,
+                batches: impl IntoIterator<Item = RecordBatch>,
+            ) {
+                sender.partition(by).unwrap();
+                batches.into_iter().for_each(|batch| sender.send(batch).unwrap());
+                sender.finish().unwrap();
             }
 
             fn leave(self) -> bool {
