@@ -17,7 +17,7 @@ use loom::sync::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 
 use crate::control::{Control, end};
-use crate::ring::{Consumer, Memory, Producer, class_offset, has_room};
+use crate::ring::{Consumer, Known, Memory, Producer, class_offset, has_room};
 use crate::waiting::{self, Side};
 
 /// What a bell looks like among the application's bytes.
@@ -146,7 +146,7 @@ unsafe impl Memory for Cells {
             self.0[offset as usize + index].with(|cell| unsafe { cell.copy_to(to, 1) });
         }
     }
-    fn populate(&self, _: u32) -> bool {
+    fn populate(&self, _: u64, _: u64) -> bool {
         true
     }
     fn discard(&self, _: u32) {}
@@ -176,8 +176,7 @@ struct End {
     tcp_received: AtomicU64,
     recv_switched: AtomicU32,
     side_buffer: Mutex<VecDeque<u8>>,
-    /// See [`Producer`].
-    tail_seen: AtomicU64,
+    known: Known,
 }
 
 /// An upgraded connection, of which neither direction has left TCP.
@@ -206,12 +205,12 @@ impl End {
             tcp_received: AtomicU64::new(0),
             recv_switched: AtomicU32::new(0),
             side_buffer: Mutex::new(VecDeque::new()),
-            tail_seen: AtomicU64::new(0),
+            known: Known::new(),
         }
     }
 
     fn producer(&self) -> Producer<'_, Cells> {
-        Producer::new(&self.to.control, &self.to.memory, &self.tail_seen)
+        Producer::new(&self.to.control, &self.to.memory, &self.known)
     }
 
     fn consumer(&self) -> Consumer<'_, Cells> {

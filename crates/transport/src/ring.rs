@@ -31,6 +31,10 @@ pub const CLASSES: u32 = if cfg!(loom) { 2 } else { 6 };
 /// what no longer fits in a cache gets slower, but a program may count on the kernel's buffers.
 pub const HOT_CLASS: u32 = 3;
 
+/// Bytes of a larger window that get memory at a time, when the producer first gets there: zeroed pages cost ten times what it
+/// costs to copy as much, and most of a window that was opened for one burst is never used.
+pub const STEP: u64 = 256 << 10;
+
 /// A model checker needs a window for each of its few bytes.
 const SMALLEST: u64 = if cfg!(loom) { 8 } else { 8192 };
 
@@ -74,8 +78,9 @@ pub unsafe trait Memory {
     /// # Safety
     /// `target` is writable for `length` bytes; `offset + length` ≤ [`DIRECTION_BYTES`].
     unsafe fn take(&self, offset: u64, target: *mut u8, length: usize);
-    /// Makes the window of `class` safe to write to: memory is there. False if there is none.
-    fn populate(&self, class: u32) -> bool;
+    /// Makes `length` bytes at `offset` safe to write to: memory is there. False if there is none. Both are multiples of the
+    /// smallest window.
+    fn populate(&self, offset: u64, length: u64) -> bool;
     /// Gives the memory of the window of `class` back to the system.
     fn discard(&self, class: u32);
 }
@@ -132,8 +137,51 @@ impl Window {
 pub struct Producer<'a, M> {
     control: &'a Control,
     memory: &'a M,
+    known: &'a Known,
+}
+
+/// What the producers of a direction in one process remember.
+#[derive(Debug)]
+pub struct Known {
     /// A tail that has been seen: never ahead of the true one. Each look at that costs both ends a cache line's way.
-    seen: &'a AtomicU64,
+    tail: AtomicU64,
+    /// A [`Backing`].
+    backing: AtomicU64,
+}
+
+impl Known {
+    /// Of a direction that has just begun, or whose past is not known.
+    pub fn new() -> Self {
+        Self { tail: AtomicU64::new(0), backing: AtomicU64::new(0) }
+    }
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// How much of a window larger than [`HOT_CLASS`] has memory. In one word, so that a fork sees all of it; with the window, which
+/// another process that has the connection may have left.
+///
+/// ```text
+/// bit 63 ─────────────── 10 9 ── 7 6 ──── 0
+///     start, lowest 54 bits  class   steps
+/// ```
+#[derive(Clone, Copy, Debug)]
+struct Backing(u64);
+
+impl Backing {
+    fn new(window: Window, bytes: u64) -> Self {
+        Self(window.start << 10 | u64::from(window.class) << 7 | (bytes / STEP))
+    }
+
+    /// Bytes from the window's start. None if nothing is known of `window`.
+    fn bytes(self, window: Window) -> Option<u64> {
+        let steps = self.0 & 127;
+        (self.0 == Self::new(window, steps * STEP).0).then_some(steps * STEP)
+    }
 }
 
 /// The receiving end.
@@ -164,10 +212,9 @@ pub struct Popped {
 }
 
 impl<'a, M: Memory> Producer<'a, M> {
-    /// The sending end of `control`. The caller holds the direction's send lock. `seen` begins at 0, and belongs to
-    /// this direction alone.
-    pub fn new(control: &'a Control, memory: &'a M, seen: &'a AtomicU64) -> Self {
-        Self { control, memory, seen }
+    /// The sending end of `control`. The caller holds the direction's send lock. `known` belongs to this direction alone.
+    pub fn new(control: &'a Control, memory: &'a M, known: &'a Known) -> Self {
+        Self { control, memory, known }
     }
 
     fn current(&self) -> Result<Window, Lie> {
@@ -182,12 +229,12 @@ impl<'a, M: Memory> Producer<'a, M> {
 
     /// Bytes that fit now in `window`, the current one; as many as are `wanted` may do.
     fn space_for(&self, wanted: u64, window: Window) -> Result<u64, Lie> {
-        let space = window.space(self.control, self.seen.load(Ordering::Relaxed));
+        let space = window.space(self.control, self.known.tail.load(Ordering::Relaxed));
         if space.is_ok_and(|space| space >= wanted) {
             return space;
         }
         let tail = self.control.tail();
-        self.seen.store(tail, Ordering::Relaxed);
+        self.known.tail.store(tail, Ordering::Relaxed);
         window.space(self.control, tail)
     }
 
@@ -198,11 +245,11 @@ impl<'a, M: Memory> Producer<'a, M> {
     pub unsafe fn push(&self, source: *const u8, length: usize) -> Result<Pushed, Lie> {
         let window = self.current()?;
         let space = self.space_for(length as u64, window)?;
-        let count = length.min(usize::try_from(space).unwrap_or(usize::MAX));
+        let head = self.control.head();
+        let count = self.back(window, head, length.min(usize::try_from(space).unwrap_or(usize::MAX)));
         if count == 0 {
             return Ok(Pushed::default());
         }
-        let head = self.control.head();
         let (offset, to_end) = window.locate(head);
         let first = count.min(usize::try_from(to_end).unwrap_or(usize::MAX));
         // SAFETY: `first` ≤ length bytes are readable, and locate() stays inside the window.
@@ -217,6 +264,40 @@ impl<'a, M: Memory> Producer<'a, M> {
         Ok(Pushed { bytes: count, ring })
     }
 
+    /// How many of `count` bytes at `head` may be stored in `window`, the current one: those for which there is memory now. Without
+    /// the send lock the window may be one that was left: then pages are had for nothing, until it is given back again.
+    fn back(&self, window: Window, head: u64, count: usize) -> usize {
+        let begin = head.wrapping_sub(window.start);
+        // Others have all of it when they are opened, and this one once it has been filled.
+        if window.class <= HOT_CLASS || begin >= window.size() {
+            return count;
+        }
+        let end = (begin + count as u64).min(window.size());
+        let mut backed = self.backed(window, begin);
+        if backed < end {
+            while backed < end && self.memory.populate(class_offset(window.class) + backed, STEP) {
+                backed += STEP;
+            }
+            self.known.backing.store(Backing::new(window, backed).0, Ordering::Relaxed);
+        }
+        let there = usize::try_from(backed.saturating_sub(begin)).unwrap_or(usize::MAX);
+        if backed < end { count.min(there) } else { count }
+    }
+
+    /// Bytes from the start of `window` that have memory, if `begin` of them have been written: by whoever it was.
+    fn backed(&self, window: Window, begin: u64) -> u64 {
+        let backing = Backing(self.known.backing.load(Ordering::Relaxed));
+        backing.bytes(window).unwrap_or(begin / STEP * STEP)
+    }
+
+    /// As [`has_room`], but false if there is no memory for the bytes that are free: there is room when the ring is empty, then
+    /// in a smaller window.
+    pub fn has_room(&self) -> bool {
+        let is_backed =
+            || self.current().map_or(true, |window| self.back(window, self.control.head(), 1) > 0);
+        has_room(self.control) && (self.control.is_empty() || is_backed())
+    }
+
     /// Opens a larger window, enough for `wanted` more bytes where the limits allow. False if the current one
     /// is the largest, or memory is short. `limit` is the largest class allowed.
     pub fn grow(&self, wanted: u64, limit: u32) -> Result<bool, Lie> {
@@ -228,11 +309,17 @@ impl<'a, M: Memory> Producer<'a, M> {
         while class < limit && class_size(class) < wanted.saturating_mul(2) {
             class += 1;
         }
-        if !self.memory.populate(class) {
+        if !self.populate(class) {
             return Ok(false);
         }
         self.open(class);
         Ok(true)
+    }
+
+    /// Memory for a window that is about to be opened, or for its first step.
+    fn populate(&self, class: u32) -> bool {
+        let length = if class > HOT_CLASS { STEP } else { class_size(class) };
+        self.memory.populate(class_offset(class), length)
     }
 
     /// Goes back to the smallest window if the ring is empty, and frees the larger ones' memory. Not before the current
@@ -240,7 +327,7 @@ impl<'a, M: Memory> Producer<'a, M> {
     pub fn shrink(&self) -> Result<bool, Lie> {
         let current = self.current()?;
         let used = current.start != self.control.head();
-        if current.class == 0 || !used || !self.control.is_empty() || !self.memory.populate(0) {
+        if current.class == 0 || !used || !self.control.is_empty() || !self.populate(0) {
             return Ok(false);
         }
         self.open(0);
@@ -249,14 +336,16 @@ impl<'a, M: Memory> Producer<'a, M> {
     }
 
     /// Goes back to a window that stays in cache if the ring is empty and the current one is larger, and has held
-    /// something. The memory stays, for the next time.
+    /// something; to the smallest if there is no memory for that one. The memory stays, for the next time.
     pub fn come_home(&self) -> Result<bool, Lie> {
         let current = self.current()?;
         let used = current.start != self.control.head();
         // The ring may have grown past that window without having opened it.
-        if current.class <= HOT_CLASS || !used || !self.control.is_empty() || !self.memory.populate(HOT_CLASS)
-        {
+        if current.class <= HOT_CLASS || !used || !self.control.is_empty() {
             return Ok(false);
+        }
+        if !self.populate(HOT_CLASS) {
+            return self.shrink();
         }
         self.open(HOT_CLASS);
         Ok(true)

@@ -1,35 +1,58 @@
-use std::cell::{Cell, UnsafeCell};
+use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::sync::Ordering;
 
+/// Bytes whose memory is counted.
+const UNIT: u64 = class_size(0);
+
 struct Heap {
     bytes: UnsafeCell<Vec<u8>>,
-    /// The windows that a store may go to, one bit each.
-    populated: Cell<u32>,
+    /// The units that a store may go to.
+    populated: RefCell<Vec<bool>>,
+    /// Units that may be populated at once.
+    most: Cell<usize>,
 }
 
 impl Heap {
     fn new() -> Self {
-        Self { bytes: UnsafeCell::new(vec![0; DIRECTION_BYTES as usize]), populated: Cell::new(1) }
+        let heap = Self {
+            bytes: UnsafeCell::new(vec![0; DIRECTION_BYTES as usize]),
+            populated: RefCell::new(vec![false; (DIRECTION_BYTES / UNIT) as usize]),
+            most: Cell::new(usize::MAX),
+        };
+        assert!(heap.populate(0, UNIT));
+        heap
     }
 
     /// For control words that a peer has made up: the windows that they name were never opened.
     fn all_populated() -> Self {
         let heap = Self::new();
-        heap.populated.set(u32::MAX);
+        heap.populated.borrow_mut().fill(true);
         heap
+    }
+
+    fn units(offset: u64, length: u64) -> Range<usize> {
+        (offset / UNIT) as usize..(offset + length).div_ceil(UNIT) as usize
+    }
+
+    fn in_use(&self) -> usize {
+        self.populated.borrow().iter().filter(|&&populated| populated).count()
     }
 }
 
 // SAFETY: the vector is DIRECTION_BYTES long, and these tests use one thread.
 unsafe impl Memory for Heap {
     unsafe fn put(&self, offset: u64, source: *const u8, length: usize) {
-        let class = (0..CLASSES).rfind(|&class| class_offset(class) <= offset).unwrap();
-        assert!(self.populated.get() & 1 << class != 0, "a store to window {class}, which has no memory");
+        let units = Self::units(offset, length as u64);
+        assert!(
+            self.populated.borrow()[units].iter().all(|&populated| populated),
+            "a store to {offset}: no memory"
+        );
         // SAFETY: one thread, no other reference alive.
         let bytes = unsafe { &mut *self.bytes.get() };
         // SAFETY: the caller's promise.
@@ -43,12 +66,18 @@ unsafe impl Memory for Heap {
         unsafe { std::slice::from_raw_parts_mut(target, length) }
             .copy_from_slice(&bytes[offset as usize..][..length]);
     }
-    fn populate(&self, class: u32) -> bool {
-        self.populated.set(self.populated.get() | 1 << class);
-        true
+    fn populate(&self, offset: u64, length: u64) -> bool {
+        assert!(offset.is_multiple_of(UNIT) && length.is_multiple_of(UNIT));
+        let before = self.populated.borrow().clone();
+        self.populated.borrow_mut()[Self::units(offset, length)].fill(true);
+        let fits = self.in_use() <= self.most.get();
+        if !fits {
+            *self.populated.borrow_mut() = before;
+        }
+        fits
     }
     fn discard(&self, class: u32) {
-        self.populated.set(self.populated.get() & !(1 << class));
+        self.populated.borrow_mut()[Self::units(class_offset(class), class_size(class))].fill(false);
     }
 }
 
@@ -89,8 +118,8 @@ proptest! {
     #[test]
     fn any_sequence_of_calls_is_a_byte_queue(steps in prop::collection::vec(step(), 1..80)) {
         let (control, memory) = (Control::new(), Heap::new());
-        let seen = AtomicU64::new(0);
-let (producer, consumer) = (Producer::new(&control, &memory, &seen), Consumer::new(&control, &memory));
+        let known = Known::new();
+let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::new(&control, &memory));
         let mut model = VecDeque::new();
         let mut next = 0u32;
         for step in steps {
@@ -129,6 +158,45 @@ let (producer, consumer) = (Producer::new(&control, &memory, &seen), Consumer::n
     }
 
     #[test]
+    fn where_memory_ends_who_is_told_of_room_finds_some(
+        steps in prop::collection::vec(step(), 1..80), most in 1usize..2_000, forks in any::<bool>(),
+    ) {
+        let (control, memory) = (Control::new(), Heap::new());
+        memory.most.set(most);
+        // A fork has the same connection; each knows only of memory that it has asked for.
+        let known = [Known::new(), Known::new()];
+        let producers = known.each_ref().map(|known| Producer::new(&control, &memory, known));
+        let consumer = Consumer::new(&control, &memory);
+        let mut model = VecDeque::new();
+        for (turn, step) in steps.into_iter().enumerate() {
+            let producer = &producers[if forks { turn % 2 } else { 0 }];
+            match step {
+                Step::Push(count) => {
+                    let bytes: Vec<u8> = (0..count).map(|at| (turn * 31 + at) as u8).collect();
+                    let done = push(producer, &bytes);
+                    model.extend(&bytes[..done]);
+                }
+                Step::Pop(count) => {
+                    let expected: Vec<u8> = model.drain(..count.min(model.len())).collect();
+                    prop_assert_eq!(pop(&consumer, count), expected);
+                }
+                Step::Grow(wanted) => drop(producer.grow(wanted, CLASSES - 1).unwrap()),
+                Step::Shrink => drop(producer.shrink().unwrap()),
+                Step::ComeHome => drop(producer.come_home().unwrap()),
+            }
+            prop_assert!(memory.in_use() <= most);
+            if producer.has_room() {
+                let _ = producer.come_home().unwrap();
+                prop_assert_eq!(push(producer, b"x"), 1);
+                model.push_back(b'x');
+            }
+        }
+        let rest: Vec<u8> = model.into_iter().collect();
+        prop_assert_eq!(pop(&consumer, rest.len() + 1), rest);
+        prop_assert!(producers.iter().all(Producer::has_room));
+    }
+
+    #[test]
     fn control_words_full_of_lies_never_reach_outside(words in prop::array::uniform8(any::<u64>()), near in any::<bool>()) {
         let (control, memory) = (Control::new(), Heap::all_populated());
         let mask = if near { (1 << 24) - 1 } else { u64::MAX };
@@ -137,8 +205,8 @@ let (producer, consumer) = (Producer::new(&control, &memory, &seen), Consumer::n
         for (start, word) in control.rare.0.window_start.iter().zip(&words[2..]) {
             start.store(word & mask, Ordering::Relaxed);
         }
-        let seen = AtomicU64::new(0);
-let (producer, consumer) = (Producer::new(&control, &memory, &seen), Consumer::new(&control, &memory));
+        let known = Known::new();
+let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::new(&control, &memory));
         let mut bytes = vec![0; 70_000];
         // Heap panics on an access out of bounds; an error or any bytes at all are fine.
         // SAFETY: a live vector.
@@ -154,8 +222,8 @@ let (producer, consumer) = (Producer::new(&control, &memory, &seen), Consumer::n
 #[test]
 fn every_window_is_filled_and_read_in_turn() {
     let (control, memory) = (Control::new(), Heap::new());
-    let seen = AtomicU64::new(0);
-    let (producer, consumer) = (Producer::new(&control, &memory, &seen), Consumer::new(&control, &memory));
+    let known = Known::new();
+    let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::new(&control, &memory));
     let bytes: Vec<u8> = (0..DIRECTION_BYTES).map(|at| (at % 251) as u8).collect();
     let mut done = 0;
     while done < bytes.len() {
@@ -173,8 +241,8 @@ fn every_window_is_filled_and_read_in_turn() {
 #[test]
 fn growth_stops_at_the_limit() {
     let (control, memory) = (Control::new(), Heap::new());
-    let seen = AtomicU64::new(0);
-    let producer = Producer::new(&control, &memory, &seen);
+    let known = Known::new();
+    let producer = Producer::new(&control, &memory, &known);
     assert!(producer.grow(1 << 40, HOT_CLASS).unwrap());
     assert_eq!(producer.class().unwrap(), HOT_CLASS);
     assert!(!producer.grow(1 << 40, HOT_CLASS).unwrap());
@@ -183,8 +251,8 @@ fn growth_stops_at_the_limit() {
 #[test]
 fn a_publish_rings_once_for_each_time_that_somebody_armed() {
     let (control, memory) = (Control::new(), Heap::new());
-    let seen = AtomicU64::new(0);
-    let producer = Producer::new(&control, &memory, &seen);
+    let known = Known::new();
+    let producer = Producer::new(&control, &memory, &known);
     // SAFETY: a live array.
     let rings = || unsafe { producer.push(b"x".as_ptr(), 1) }.unwrap().ring;
     assert!(!rings());
@@ -196,4 +264,44 @@ fn a_publish_rings_once_for_each_time_that_somebody_armed() {
     control.data_armed.0.disarm();
     control.data_armed.0.renew();
     assert!(!rings());
+}
+
+#[test]
+fn a_large_window_has_memory_for_what_is_written() {
+    let (control, memory) = (Control::new(), Heap::new());
+    let known = Known::new();
+    let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::new(&control, &memory));
+    assert!(producer.grow(1 << 40, CLASSES - 1).unwrap());
+    let step = (STEP / UNIT) as usize;
+    assert_eq!(memory.in_use(), 1 + step);
+    let bytes = vec![7; STEP as usize];
+    for steps in 1..=32 {
+        assert_eq!(push(&producer, &bytes), bytes.len());
+        assert_eq!(memory.in_use(), 1 + step * steps);
+    }
+    assert_eq!(push(&producer, &bytes), 0);
+    // Once around nothing is asked for.
+    memory.most.set(0);
+    assert!(!producer.has_room());
+    assert!(pop(&consumer, 3 << 20) == vec![7; 3 << 20]);
+    assert!(producer.has_room());
+    assert_eq!(push(&producer, &bytes), bytes.len());
+}
+
+#[test]
+fn a_window_without_memory_is_left_when_it_is_empty() {
+    let (control, memory) = (Control::new(), Heap::new());
+    let known = Known::new();
+    let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::new(&control, &memory));
+    assert!(producer.grow(1 << 40, CLASSES - 1).unwrap());
+    memory.most.set(memory.in_use());
+    let bytes = vec![7; STEP as usize + 1];
+    assert_eq!(push(&producer, &bytes), STEP as usize);
+    assert_eq!(push(&producer, &bytes), 0);
+    assert!(!producer.has_room());
+    assert_eq!(pop(&consumer, 1 << 10).len(), 1 << 10);
+    assert!(!producer.has_room() && !producer.come_home().unwrap());
+    assert_eq!(pop(&consumer, 1 << 20).len(), (STEP as usize) - (1 << 10));
+    assert!(producer.has_room() && producer.come_home().unwrap());
+    assert_eq!((producer.class(), push(&producer, &bytes)), (Ok(0), class_size(0) as usize));
 }

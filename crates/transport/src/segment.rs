@@ -47,7 +47,7 @@ use crate::arena::Role;
 use crate::control::{Control, end};
 use crate::lending::{AREA_BYTES, Area, LOANS_BYTES};
 use crate::process;
-use crate::ring::{Consumer, DIRECTION_BYTES, class_size};
+use crate::ring::{Consumer, DIRECTION_BYTES, Known, class_size};
 use crate::verbs::link::Link;
 
 use ends::Windows;
@@ -169,8 +169,8 @@ pub struct Segment {
     /// held.
     area: AtomicPtr<Area>,
     link: OnceLock<Link>,
-    /// See [`Producer`](crate::ring::Producer); of the outgoing direction.
-    tail_seen: crate::sync::AtomicU64,
+    /// Of the outgoing direction.
+    known: Known,
     /// A position of the incoming direction, and the offset in memory of its byte: see [`Self::expect`].
     next: [crate::sync::AtomicU64; 2],
 }
@@ -294,7 +294,7 @@ impl Segment {
     fn can_populate(&self) -> bool {
         static ABLE: OnceLock<bool> = OnceLock::new();
         *ABLE.get_or_init(|| {
-            let advised = self.direction(0).1.advise(0, Advice::LinuxPopulateWrite);
+            let advised = self.direction(0).1.advise(0, class_size(0), Advice::LinuxPopulateWrite);
             !matches!(advised, Err(Errno::INVAL | Errno::NOSYS))
         })
     }
@@ -316,9 +316,8 @@ impl Segment {
         let _ = unsafe { madvise(base, SEGMENT_BYTES, Advice::LinuxDontDump) };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         let area = AtomicPtr::new(std::ptr::null_mut());
-        let [tail_seen, at, offset] = [const { crate::sync::AtomicU64::new(0) }; 3];
-        let (link, next) = (OnceLock::new(), [at, offset]);
-        Ok(Self { base, role, alone, lendable: false, peer_uid: None, area, link, tail_seen, next })
+        let (link, next) = (OnceLock::new(), [const { crate::sync::AtomicU64::new(0) }; 2]);
+        Ok(Self { base, role, alone, lendable: false, peer_uid: None, area, link, known: Known::new(), next })
     }
 
     /// Notes who is at the other end.
@@ -526,7 +525,7 @@ impl Segment {
     pub(crate) fn outlet(&self) -> Outlet<'_> {
         let control = self.outgoing();
         let memory = self.direction(self.role as usize).1;
-        Outlet { control, memory, tail_seen: &self.tail_seen, link: self.link() }
+        Outlet { control, memory, known: &self.known, link: self.link() }
     }
 
     /// The receiving end. The caller holds the receive lock.

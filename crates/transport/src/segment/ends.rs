@@ -7,9 +7,8 @@ use rustix::mm::{Advice, madvise};
 
 use crate::control::Control;
 use crate::ring::{
-    CLASSES, Consumer, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size, has_room,
+    CLASSES, Consumer, Known, Lie, Memory, Popped, Producer, Pushed, class_offset, class_size,
 };
-use crate::sync::AtomicU64;
 use crate::verbs::link::{Failed, Link};
 
 /// The sending end of a direction, over whichever fabric.
@@ -17,18 +16,18 @@ use crate::verbs::link::{Failed, Link};
 pub(crate) struct Outlet<'a> {
     pub(super) control: &'a Control,
     pub(super) memory: Windows,
-    pub(super) tail_seen: &'a AtomicU64,
+    pub(super) known: &'a Known,
     pub(super) link: Option<&'a Link>,
 }
 
 impl Outlet<'_> {
     fn ring(&self) -> Producer<'_, Windows> {
-        Producer::new(self.control, &self.memory, self.tail_seen)
+        Producer::new(self.control, &self.memory, self.known)
     }
 
-    /// See [`has_room`].
+    /// See [`Producer::has_room`].
     pub(crate) fn has_room(&self) -> bool {
-        self.link.map_or_else(|| has_room(self.control), Link::has_room)
+        self.link.map_or_else(|| self.ring().has_room(), Link::has_room)
     }
 
     /// See [`Producer::push`].
@@ -128,12 +127,13 @@ unsafe impl Memory for Windows {
         unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
     }
 
-    fn populate(&self, class: u32) -> bool {
-        self.advise(class, Advice::LinuxPopulateWrite).is_ok()
+    fn populate(&self, offset: u64, length: u64) -> bool {
+        self.advise(offset, length, Advice::LinuxPopulateWrite).is_ok()
     }
 
     fn discard(&self, class: u32) {
-        let _ = self.advise(class, Advice::LinuxRemove);
+        let class = class.min(CLASSES - 1);
+        let _ = self.advise(class_offset(class), class_size(class), Advice::LinuxRemove);
     }
 }
 
@@ -156,11 +156,10 @@ impl Windows {
         let _ = offset;
     }
 
-    pub(super) fn advise(&self, class: u32, advice: Advice) -> Result<(), Errno> {
-        let class = class.min(CLASSES - 1);
-        let start = self.at(class_offset(class));
-        // SAFETY: whole pages of our own mapping that hold nothing in use: a window about to be opened, or
-        // left for good by both sides.
-        unsafe { madvise(start.cast(), class_size(class) as usize, advice) }
+    /// `offset` and `length` lie in one window, and are of whole pages.
+    pub(super) fn advise(&self, offset: u64, length: u64, advice: Advice) -> Result<(), Errno> {
+        // SAFETY: whole pages of our own mapping that hold nothing in use: of a window about to be opened, or not yet written
+        // to, or left for good by both sides. To populate what is in use changes nothing.
+        unsafe { madvise(self.at(offset).cast(), length as usize, advice) }
     }
 }
