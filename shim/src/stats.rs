@@ -57,7 +57,7 @@ impl Totals {
         if block.has(flag::READY) || switched(&block.recv_switched) || switched(&block.send_switched) {
             *(if block.has(flag::VERBS) { &mut self.verbs } else { &mut self.shm }) += 1;
         } else {
-            self.add_reason(block.reason());
+            self.add_reasons(block.reason(), 1);
         }
         self.returned += u64::from(block.has(flag::RETURNED));
         self.ring_sent += load(&block.ring_sent);
@@ -69,17 +69,22 @@ impl Totals {
         self.spin_hits += load(&block.spin_hits);
     }
 
-    fn add_young(&mut self, young: Young, fd: i32) {
-        let (sent, received) = young.bytes(fd);
-        self.add_reason(young.reason());
-        self.tcp_sent += sent;
-        self.tcp_received += received;
+    /// Takes over what [`GONE_YOUNG`] has counted.
+    fn add_gone_young(&mut self) {
+        for (&reason, count) in Reason::ALL.iter().zip(&GONE_YOUNG.reasons) {
+            let count = count.swap(0, Ordering::Relaxed);
+            if count > 0 {
+                self.add_reasons(reason, count);
+            }
+        }
+        self.tcp_sent += GONE_YOUNG.tcp_sent.swap(0, Ordering::Relaxed);
+        self.tcp_received += GONE_YOUNG.tcp_received.swap(0, Ordering::Relaxed);
     }
 
-    fn add_reason(&mut self, reason: Reason) {
+    fn add_reasons(&mut self, reason: Reason, more: u64) {
         match self.reasons.iter_mut().find(|(known, _)| *known == reason) {
-            Some((_, count)) => *count += 1,
-            None => self.reasons.push((reason, 1)),
+            Some((_, count)) => *count += more,
+            None => self.reasons.push((reason, more)),
         }
     }
 
@@ -110,6 +115,41 @@ impl Totals {
 }
 
 static GONE: Mutex<Totals> = Mutex::new(Totals::new());
+
+/// Of those that were young to their end: without a lock, for which signals would have to be blocked. A short connection would
+/// feel that.
+#[derive(Debug)]
+struct YoungTotals {
+    /// By [`Reason::ALL`].
+    reasons: [AtomicU64; Reason::ALL.len()],
+    tcp_sent: AtomicU64,
+    tcp_received: AtomicU64,
+}
+
+static GONE_YOUNG: YoungTotals = YoungTotals {
+    reasons: [const { AtomicU64::new(0) }; Reason::ALL.len()],
+    tcp_sent: AtomicU64::new(0),
+    tcp_received: AtomicU64::new(0),
+};
+
+const FIRST_CODE: usize = Reason::ALL[0] as usize;
+const _: () = assert!(
+    Reason::ALL[Reason::ALL.len() - 1] as usize - FIRST_CODE + 1 == Reason::ALL.len(),
+    "codes leave none out"
+);
+
+impl YoungTotals {
+    fn add(&self, young: Young, fd: i32) {
+        let (sent, received) = young.bytes(fd);
+        self.reasons[young.reason() as usize - FIRST_CODE].fetch_add(1, Ordering::Relaxed);
+        self.tcp_sent.fetch_add(sent, Ordering::Relaxed);
+        self.tcp_received.fetch_add(received, Ordering::Relaxed);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.reasons.iter().all(|count| count.load(Ordering::Relaxed) == 0)
+    }
+}
 
 fn directory() -> Option<&'static OsString> {
     static DIRECTORY: OnceLock<Option<OsString>> = OnceLock::new();
@@ -155,15 +195,13 @@ pub(crate) fn are_wanted() -> bool {
 
 /// As [`closed`], for a connection that was young to its end.
 pub(crate) fn closed_young(young: Young, fd: i32) {
-    let _uninterrupted = Uninterrupted::begin();
-    if let Ok(mut totals) = GONE.lock() {
-        totals.add_young(young, fd);
-    }
+    GONE_YOUNG.add(young, fd);
 }
 
 /// In a forked child: what happened before was the parent's.
 pub(crate) fn forked() {
     if let Ok(mut totals) = GONE.try_lock() {
+        totals.add_gone_young();
         *totals = Totals::new();
     }
 }
@@ -176,7 +214,7 @@ pub(crate) fn has_connections() -> bool {
     let mut open = false;
     table::for_each(|_, _, used| open |= used);
     table::for_each_young(|_, young| open |= young.is_used());
-    gone || open
+    gone || open || !GONE_YOUNG.is_empty()
 }
 
 /// Writes the file, if one is wanted. Connections that are still open count where they are let go of last: here,
@@ -201,9 +239,10 @@ pub(crate) fn write(ends: bool) {
     }
     table::for_each_young(|fd, young| {
         if table::counts(young, fd) {
-            totals.add_young(young, fd);
+            GONE_YOUNG.add(young, fd);
         }
     });
+    totals.add_gone_young();
     let text = totals.to_json().to_string();
     *totals = Totals::new();
     for attempt in 0..100 {
