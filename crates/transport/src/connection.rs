@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -71,6 +72,10 @@ struct Bargain {
     offered_at: u32,
     /// The server's port was not announced when this client looked.
     unannounced: bool,
+    /// Age of the connection at the first attempt, and calls before it.
+    begun: Option<(Duration, u32)>,
+    /// Time that all attempts took.
+    spent: Duration,
 }
 
 impl Bargain {
@@ -276,6 +281,8 @@ impl Connection {
         self.next_attempt.store(calls.saturating_add(1), Ordering::Relaxed);
         self.block.owner_pid.store(process::id(), Ordering::Relaxed);
         self.block.owner_fd.store(fd.cast_unsigned(), Ordering::Relaxed);
+        let began = self.block.age();
+        bargain.begun.get_or_insert((began, calls));
         let result = if !self.block.held_only_by(process::id()) {
             self.block.note(Reason::SharedBeforeUpgrade);
             self.next_attempt.store(calls.saturating_mul(2), Ordering::Relaxed);
@@ -292,9 +299,11 @@ impl Connection {
                 Role::Server => self.attempt_server(borrowed, calls, &mut bargain),
             }
         };
+        bargain.spent += self.block.age().saturating_sub(began);
         match result {
             Ok(()) => {
                 bargain.withdraw();
+                experience::left(self.block.role(), bargain.spent);
                 self.block.advance(State::Switching, State::Active);
             }
             Err(Failure::NotYet) => {
@@ -487,7 +496,11 @@ impl Connection {
             None if block.state() == State::Plain => (calls, None),
             _ => return,
         };
-        experience::ended(block.role(), self.server_port, calls, shared);
+        let pace = || match self.bargain.try_lock().ok().and_then(|bargain| bargain.begun) {
+            Some((time, calls)) if shared.is_some() => (time, u64::from(calls)),
+            _ => (block.age(), calls),
+        };
+        experience::ended(block.role(), self.server_port, calls, pace, shared);
     }
 
     /// Ends this side's use of the segment, before the socket's last descriptor on this host is closed.

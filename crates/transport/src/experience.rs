@@ -1,18 +1,25 @@
 //! How long earlier connections to the same port have lasted, and so how soon the next one should leave TCP.
 //!
-//! Leaving costs about as much as 6 round trips over TCP between two cores, as 16 on one. So a connection that has hardly more is
-//! slower for it. After many of those in a row the next ones wait for more calls: for all that they need, as a rule. Whoever
-//! lives longer leaves TCP all the same, and shows that times have changed. Where both ends share a processor the gain is
-//! smaller, too: then more are short. That is known of connections that have left TCP, and taken for true of the next ones.
+//! Leaving costs about as much as 6 round trips over TCP between two cores that are slow to wake each other, as 13 where they are
+//! quick, as 16 on one. So a connection that has hardly more is slower for it. After many of those in a row the next ones wait
+//! for more calls: for all that they need, as a rule. Whoever lives longer leaves TCP all the same, and shows that times have
+//! changed. Where both ends share a processor the gain is smaller, too: then more are short. That is known of connections that
+//! have left TCP, and taken for true of the next ones. How many calls are few is measured ([`worth`]).
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
 
 use crate::arena::Role;
 use crate::settings::settings;
 
-/// Calls beyond the usual ones before the first attempt that make a connection a long one: between two processors, and on one
-/// that is the only one for both ends.
+/// The fewest calls beyond the usual ones before the first attempt that make a connection a long one: between two processors, and
+/// on one that is the only one for both ends.
 const WORTH: [u64; 2] = [16, 32];
+/// The most: more than that is not waited for.
+const WORTH_AT_MOST: u64 = 56;
+/// What it costs both ends to leave TCP and to give the memory back, as a multiple of what this end's system calls take until it
+/// has left.
+const BOTH_ENDS: u64 = 3;
 /// So many times as long, and short ones before it are forgotten.
 const BY_FAR: u64 = 16;
 /// Short connections in a row before the first doubling of those calls, and between two doublings.
@@ -30,6 +37,30 @@ fn short(role: Role, port: u16) -> &'static AtomicU8 {
     &SHORT[role as usize][usize::from(port)]
 }
 
+/// Nanoseconds that a connection spends until it has left TCP, by this end; 0 if none has. An average of the last ones.
+static COST: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+/// This end has spent `spent` on leaving TCP.
+pub(crate) fn left(role: Role, spent: Duration) {
+    let entry = &COST[role as usize];
+    let (spent, now) = (u32::try_from(spent.as_nanos()).unwrap_or(u32::MAX), entry.load(Ordering::Relaxed));
+    let next = match now {
+        0 => spent,
+        // It may have lost its processor meanwhile.
+        _ => now - now / 8 + spent.min(now.saturating_mul(2)) / 8,
+    };
+    entry.store(next.max(1), Ordering::Relaxed);
+}
+
+/// Calls beyond the usual ones that a connection must have to gain by leaving TCP: as many as take, over TCP, the time that leaving
+/// does. Its own calls over TCP were `calls` in `time`, with what the program did in between. That makes them fewer than they should
+/// be, but then the loss is a small part of the connection's time.
+pub(crate) fn worth(role: Role, time: Duration, calls: u64, shared: bool) -> u64 {
+    let cost = u64::from(COST[role as usize].load(Ordering::Relaxed)) * BOTH_ENDS;
+    let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
+    (cost.saturating_mul(calls) / time).clamp(WORTH[usize::from(shared)], WORTH_AT_MOST)
+}
+
 /// Calls on a new connection before it looks for its peer.
 pub(crate) fn patience(role: Role, port: u16) -> u32 {
     let count = short(role, port).load(Ordering::Relaxed) & !SHARED;
@@ -38,9 +69,15 @@ pub(crate) fn patience(role: Role, port: u16) -> u32 {
     settings().upgrade_after.saturating_mul(1 << doublings)
 }
 
-/// A connection has ended after so many calls, over whatever. `shared` says for one that has left TCP whether both ends have one
-/// processor only.
-pub(crate) fn ended(role: Role, port: u16, calls: u64, shared: Option<bool>) {
+/// A connection has ended after so many calls, over whatever. `pace` is the time that a number of its calls over TCP took. `shared`
+/// says for one that has left TCP whether both ends have one processor only.
+pub(crate) fn ended(
+    role: Role,
+    port: u16,
+    calls: u64,
+    pace: impl FnOnce() -> (Duration, u64),
+    shared: Option<bool>,
+) {
     let usual = u64::from(settings().upgrade_after);
     if calls < usual || !settings().learns {
         return;
@@ -48,7 +85,8 @@ pub(crate) fn ended(role: Role, port: u16, calls: u64, shared: Option<bool>) {
     let entry = short(role, port);
     let now = entry.load(Ordering::Relaxed);
     let flag = shared.map_or(now & SHARED, |shared| if shared { SHARED } else { 0 });
-    let (count, worth) = (now & !SHARED, WORTH[usize::from(flag != 0)]);
+    let (time, paced) = pace();
+    let (count, worth) = (now & !SHARED, worth(role, time, paced, flag != 0));
     let count = match calls - usual {
         over if over < worth => (count + 1).min(STREAK[0] + STREAK[1] * MOST),
         over if over < worth * BY_FAR => count.saturating_sub(STREAK[1]),
@@ -65,9 +103,9 @@ mod tests {
 
     #[test]
     fn many_short_connections_make_the_next_ones_wait_and_long_ones_less() {
-        let (role, port) = (Role::Client, 1);
+        let (role, port, slow) = (Role::Client, 1, || (Duration::from_secs(1), 1));
         let after = |count: u32, calls| {
-            (0..count).for_each(|_| ended(role, port, calls, None));
+            (0..count).for_each(|_| ended(role, port, calls, slow, None));
             patience(role, port)
         };
         assert_eq!(after(100, 7), 8);
@@ -80,12 +118,29 @@ mod tests {
 
         // On one processor, 16 calls more are few.
         assert_eq!([after(1, 2000), after(64, 24)], [8, 8]);
-        ended(role, port, 24, Some(true));
+        ended(role, port, 24, slow, Some(true));
         assert_eq!([after(31, 24), after(24, 39)], [16, 64]);
         assert_eq!([after(1, 40), after(1, 40), after(1, 40), after(1, 40)], [64, 32, 16, 8]);
-        (0..64).for_each(|_| ended(role, port, 24, Some(true)));
+        (0..64).for_each(|_| ended(role, port, 24, slow, Some(true)));
         assert_eq!(patience(role, port), 64);
-        ended(role, port, 24, Some(false));
+        ended(role, port, 24, slow, Some(false));
         assert_eq!([after(3, 24)], [8]);
+    }
+
+    #[test]
+    fn where_calls_are_quick_a_connection_needs_more_of_them() {
+        // Of a role of its own: nobody else in these tests leaves TCP by it.
+        let role = Role::Server;
+        let micros = Duration::from_micros;
+        let calls_of = |each| worth(role, 10 * micros(each), 10, false);
+        assert_eq!([calls_of(1), calls_of(40)], [16, 16]);
+        left(role, micros(100));
+        assert_eq!([calls_of(1), calls_of(10), calls_of(15), calls_of(40)], [56, 30, 20, 16]);
+        assert_eq!([worth(role, micros(400), 10, true), worth(role, Duration::ZERO, 10, true)], [32, 56]);
+        // One that lost its processor for a second counts as one that took twice as long.
+        left(role, Duration::from_secs(1));
+        assert_eq!(calls_of(10), 33);
+        (0..100).for_each(|_| left(role, micros(50)));
+        assert_eq!(calls_of(5), 30);
     }
 }
