@@ -7,6 +7,17 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/thal
 # cargo would take a relative one from its own current folder.
 case $CARGO_TARGET_DIR in /*) ;; *) CARGO_TARGET_DIR=$PWD/$CARGO_TARGET_DIR ;; esac
 
+# Two source folders may share it, and cargo, which tells files apart by their times alone, would take for this one
+# what it has built from the other, if that is newer. So the sources become new whenever the folder is another one.
+(
+    mkdir -p "$CARGO_TARGET_DIR"
+    builder=$CARGO_TARGET_DIR/built-from
+    if [ -e "$builder" ] && [ "$(cat "$builder")" != "$root" ]; then
+        find "$root" -name '*.rs' -exec touch {} +
+    fi
+    printf '%s\n' "$root" >"$builder"
+)
+
 # Where scripts/fetch-duckdb puts the library that demo-server is linked with; read by its build.
 duckdb_folder=$CARGO_TARGET_DIR/duckdb/1.5.6
 export DUCKDB_LIB_DIR=${DUCKDB_LIB_DIR:-$duckdb_folder}
