@@ -436,6 +436,7 @@ fn forget(word: usize, fd: i32, open: bool) {
         return;
     }
     if let Some(young) = Young::of(word) {
+        young.teach();
         // Closed unseen, it can't be asked any more.
         if stats::are_wanted() && (open || young.is_connected()) && counts(young, fd) {
             stats::closed_young(young, fd);

@@ -40,6 +40,9 @@ fn short(role: Role, port: u16) -> &'static AtomicU8 {
 /// Nanoseconds that a connection spends until it has left TCP, by this end; 0 if none has. An average of the last ones.
 static COST: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
+/// Nanoseconds that a call over TCP takes, as of the last connection that ended and was asked; 0 if none was.
+static PACE: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
 /// This end has spent `spent` on leaving TCP.
 pub(crate) fn left(role: Role, spent: Duration) {
     let entry = &COST[role as usize];
@@ -63,10 +66,20 @@ pub(crate) fn worth(role: Role, time: Duration, calls: u64, shared: bool) -> u64
 
 /// Calls on a new connection before it looks for its peer.
 pub(crate) fn patience(role: Role, port: u16) -> u32 {
+    settings().upgrade_after.saturating_mul(1 << doublings(role, port))
+}
+
+/// How often they have been doubled: at most 3 times.
+pub fn doublings(role: Role, port: u16) -> usize {
     let count = short(role, port).load(Ordering::Relaxed) & !SHARED;
     let more = count.checked_sub(STREAK[0]);
-    let doublings = more.map_or(0, |more| (1 + more / STREAK[1]).min(MOST));
-    settings().upgrade_after.saturating_mul(1 << doublings)
+    more.map_or(0, |more| (1 + more / STREAK[1]).min(MOST).into())
+}
+
+/// As [`ended`], for one that has not been looked at: its calls are taken to be as quick as those of the last that was.
+pub fn ended_early(role: Role, port: u16, calls: u64) {
+    let nanos = PACE[role as usize].load(Ordering::Relaxed);
+    ended(role, port, calls, || (Duration::from_nanos(nanos.into()), u64::from(nanos != 0)), None);
 }
 
 /// A connection has ended after so many calls, over whatever. `pace` is the time that a number of its calls over TCP took. `shared`
@@ -86,6 +99,8 @@ pub(crate) fn ended(
     let now = entry.load(Ordering::Relaxed);
     let flag = shared.map_or(now & SHARED, |shared| if shared { SHARED } else { 0 });
     let (time, paced) = pace();
+    let nanos = time.as_nanos().checked_div(paced.into()).unwrap_or_default();
+    PACE[role as usize].store(u32::try_from(nanos).unwrap_or(u32::MAX), Ordering::Relaxed);
     let (count, worth) = (now & !SHARED, worth(role, time, paced, flag != 0));
     let count = match calls - usual {
         over if over < worth => (count + 1).min(STREAK[0] + STREAK[1] * MOST),

@@ -15,7 +15,7 @@ pub mod control;
 #[cfg(not(loom))]
 pub mod environment;
 #[cfg(not(loom))]
-mod experience;
+pub mod experience;
 #[cfg(not(loom))]
 mod failover;
 #[cfg(not(loom))]

@@ -1,8 +1,8 @@
 //! Connections that have done little: one word in the table, and nothing else.
 //!
 //! Most of what a short connection would cost is the making of a [`Slot`] and of a block in the arena, with their locks,
-//! and what they push out of the caches. So until its [`ADULT`]th call a connection is *young*: its entry holds all that
-//! there is to know. Whatever needs more than to read, write, poll or close, or to be in one epoll set, makes it grow up at once.
+//! and what they push out of the caches. So until its [`ADULT`]th call, or where connections have been short for much longer, a
+//! connection is *young*: its entry holds all that there is to know. Whatever needs more than to read, write, poll or close, or to be in one epoll set, makes it grow up at once.
 //!
 //! A call on a young connection is a [`Visit`], counted in the word, for the same reason that a call on a slot is: nobody
 //! may take the connection out of TCP beside it. If it grows up meanwhile, its visits become the slot's.
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use thallus_transport::arena::{Block, Role};
+use thallus_transport::experience;
 use thallus_transport::reason::Reason;
 use thallus_transport::settings::settings;
 use thallus_transport::uninterrupted::Uninterrupted;
@@ -22,12 +23,14 @@ use crate::{errno, ops};
 
 /// Calls after which a connection is worth a slot, if it is not to leave TCP before.
 const ADULT: usize = 4;
+/// At ports whose connections have been short it is worth one only so many calls before it may look for its peer.
+const AHEAD: usize = 4;
 
 /// The entry of a young connection.
 ///
 /// ```text
-///  63 … 32     31 … 16  15          14 … 9  8        7     6 … 5  4     3          2       1 … 0
-///  generation  port     registered  visits  awaited  poor  calls  used  connected  server  YOUNG
+///  63 … 38     37 … 32  31 … 16  15          14 … 9  8        7     6 … 5     4     3          2       1 … 0
+///  generation  left     port     registered  visits  awaited  poor  patience  used  connected  server  YOUNG
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Young(usize);
@@ -37,28 +40,36 @@ const _: () = assert!(usize::BITS == 64);
 const SERVER: usize = 1 << 2;
 const CONNECTED: usize = 1 << 3;
 const USED: usize = 1 << 4;
-const CALL: usize = 1 << 5;
-const CALLS: usize = 3 << 5;
 const POOR: usize = 1 << 7;
 const AWAITED: usize = 1 << 8;
 const VISIT: usize = 1 << 9;
 const VISITS: usize = 0x3f << 9;
 const REGISTERED: usize = 1 << 15;
+/// Calls before it grows up: which of [`Young::most_calls`] they were, and how many are left.
+const PATIENCE: usize = 1 << 5;
+const PATIENCES: usize = 3 << 5;
+const CALL: usize = 1 << 32;
+const CALLS: usize = 0x3f << 32;
+/// The generation's lowest bit.
+const GENERATION: u32 = 38;
 
 impl Young {
     /// A connection that nobody has used yet.
     pub(super) fn new(fd: i32, role: Role, port: u16, connected: bool) -> Self {
         BYTES[fd as usize].store(0, Ordering::SeqCst);
         static GENERATIONS: AtomicU32 = AtomicU32::new(1);
-        // 0 is none.
-        let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed).max(1) as usize;
+        let generation =
+            GENERATIONS.fetch_add(1, Ordering::Relaxed) as usize % (1 << (usize::BITS - GENERATION));
         let flags = if role == Role::Server { SERVER } else { 0 } | if connected { CONNECTED } else { 0 };
-        Self(generation << 32 | usize::from(port) << 16 | flags | YOUNG)
+        let patience = experience::doublings(role, port).min(PATIENCES / PATIENCE);
+        let calls = (patience * PATIENCE) | (Self::most_calls(patience) * CALL);
+        // 0 is none.
+        Self(generation.max(1) << GENERATION | usize::from(port) << 16 | calls | flags | YOUNG)
     }
 
     /// The young connection of this entry, if it is one.
     pub(super) fn of(word: usize) -> Option<Self> {
-        (word & TAG == YOUNG && word >> 32 != 0).then_some(Self(word))
+        (word & TAG == YOUNG && word >> GENERATION != 0).then_some(Self(word))
     }
 
     /// The entry.
@@ -88,7 +99,20 @@ impl Young {
 
     /// Calls so far.
     pub(super) fn calls(self) -> u32 {
-        ((self.0 & CALLS) / CALL) as u32
+        (Self::most_calls((self.0 & PATIENCES) / PATIENCE) - (self.0 & CALLS) / CALL) as u32
+    }
+
+    /// Calls before it grows up, if those before it looks for its peer have been doubled so often.
+    fn most_calls(doublings: usize) -> usize {
+        let settings = settings();
+        let first = settings.upgrade_after as usize;
+        let adult = match doublings {
+            // A peer on another host may begin with a greeting, which takes more than a word to deal with.
+            _ if !settings.verbs.peers.is_empty() => 1,
+            0 => ADULT.min(first),
+            _ => (first << doublings).saturating_sub(AHEAD),
+        };
+        (adult.max(1) - 1).min(CALLS / CALL)
     }
 
     /// Calls that are inside now.
@@ -134,7 +158,7 @@ impl Young {
 
     /// Tells it from those that had its descriptor before. Never 0.
     pub(crate) fn generation(self) -> u32 {
-        (self.0 >> 32) as u32
+        (self.0 >> GENERATION) as u32
     }
 
     /// Whether an epoll set has it.
@@ -183,17 +207,18 @@ impl Young {
         self.update(fd, |word| Some(word | POOR));
     }
 
+    /// Has later connections learn from this one, which ends.
+    pub(super) fn teach(self) {
+        experience::ended_early(self.role(), self.port(), self.calls().into());
+    }
+
     /// With one more call, which is inside.
     fn visited(self) -> Result<Self, Refusal> {
-        // A peer on another host may begin with a greeting, which takes more than a word to deal with.
-        let adult =
-            if settings().verbs.peers.is_empty() { ADULT.min(settings().upgrade_after as usize) } else { 1 };
-        let calls = (self.0 & CALLS) / CALL;
         let full = self.0 & VISITS == VISITS;
         match (self.is_poor(), full) {
             (true, true) => Err(Refusal::Crowded),
             (true, false) => Ok(Self((self.0 | USED) + VISIT)),
-            (false, false) if calls + 1 < adult => Ok(Self((self.0 | USED) + CALL + VISIT)),
+            (false, false) if self.0 & CALLS != 0 => Ok(Self((self.0 | USED) - CALL + VISIT)),
             (false, _) => Err(Refusal::Adult),
         }
     }
@@ -220,8 +245,10 @@ static BYTES: [AtomicU64; LIMIT] = [const { AtomicU64::new(0) }; LIMIT];
 /// The epoll sets that have young connections.
 static SETS: [AtomicPtr<Set>; LIMIT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; LIMIT];
 
-/// More of them in one direction make a connection grow up: what one call adds then still fits.
+/// So many of them in one direction make a connection grow up: what one call adds then still fits. A power of two.
 const MOST_BYTES: u64 = 1 << 30;
+/// The bits of a count that is not less.
+const MUCH: u64 = u32::MAX as u64 & !(MOST_BYTES - 1);
 
 /// Moves the bytes of a connection that has grown up to its block. Under the lock of [`MOVED`].
 fn drain(fd: i32, block: &Block) {
@@ -290,6 +317,28 @@ impl Visit {
         let _ = TABLE[self.fd as usize].fetch_update(Ordering::SeqCst, Ordering::SeqCst, awaited);
     }
 
+    /// Counts the bytes, with the connection's entry at `word`, which is returned as it is then.
+    fn count(&self, word: usize) -> usize {
+        let counter = &BYTES[self.fd as usize];
+        // The kernel moves less than 2 GiB in one call, and what was counted before is less than `MOST_BYTES`.
+        let more = self.sent | self.received << 32;
+        let much = |bytes: u64| bytes & (MUCH | MUCH << 32) != 0;
+        let young = Young::of(word).filter(|young| young.generation() == self.generation);
+        if young.is_some_and(Young::is_poor) && much(counter.load(Ordering::SeqCst) + more) {
+            // What can't grow up counts only so far.
+            return word;
+        }
+        // Before the visit ends, and once: whoever makes it grow up takes them, now or when this visit has left.
+        let before = counter.fetch_add(more, Ordering::SeqCst);
+        match young {
+            Some(young) if much(before + more) => {
+                grow_up(self.fd, young);
+                TABLE[self.fd as usize].load(Ordering::SeqCst)
+            }
+            _ => word,
+        }
+    }
+
     /// The connection is no longer young.
     #[cold]
     fn leave_moved(&self, cell: &AtomicUsize) {
@@ -313,20 +362,7 @@ impl Drop for Visit {
         let ours = |word: usize| Young::of(word).filter(|young| young.generation() == self.generation);
         let mut word = cell.load(Ordering::SeqCst);
         if self.sent | self.received != 0 && (ours(word).is_some() || word & TAG == 0) {
-            let counter = &BYTES[self.fd as usize];
-            let much = |bytes: u64| {
-                (bytes & 0xffff_ffff) + self.sent > MOST_BYTES || (bytes >> 32) + self.received > MOST_BYTES
-            };
-            let poor = ours(word).is_some_and(Young::is_poor);
-            // Before the visit ends, and once: whoever makes it grow up takes them, now or when this visit has left.
-            // What can't grow up counts only so far.
-            if !(poor && much(counter.load(Ordering::SeqCst)))
-                && much(counter.fetch_add(self.sent | self.received << 32, Ordering::SeqCst))
-                && let Some(young) = ours(word)
-            {
-                grow_up(self.fd, young);
-                word = cell.load(Ordering::SeqCst);
-            }
+            word = self.count(word);
         }
         while let Some(young) = ours(word) {
             match cell.compare_exchange(word, young.0 - VISIT, Ordering::SeqCst, Ordering::SeqCst) {
