@@ -30,6 +30,7 @@ mod polling;
 mod processes;
 mod returning;
 mod scarce;
+mod short_before;
 mod signals;
 mod sizes;
 mod switching;
@@ -209,6 +210,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("epoll_sets", epoll_sets::ALL),
     ("epoll_edges", epoll_edges::ALL),
     ("epoll_young", epoll_young::ALL),
+    ("short_before", short_before::ALL),
     ("descriptors", descriptors::ALL),
     ("threads", threads::ALL),
     ("cancelling", cancelling::ALL),
