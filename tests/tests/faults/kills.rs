@@ -56,9 +56,10 @@ fn at_random_points() -> Result<()> {
     println!("{:?}: {sums:#?}", start.elapsed());
     let killed: u64 = sums.iter().flat_map(|sums| sums.killed.values()).sum();
     assert_eq!(killed, kills);
-    // Of those that were left, which alone can tell. Where the dice kill clients early, few are: 8 of 12 kills with KILLS_SEED=21785.
-    assert!(sums.iter().all(|sums| sums.upgraded > 0), "{sums:?}");
-    assert!(sums.iter().map(|sums| sums.upgraded).sum::<u64>() >= killed, "{sums:?}");
+    // Of those that were left, which alone can tell.
+    for Sums { upgraded, killed, .. } in &sums {
+        assert!(*upgraded >= killed.values().sum(), "{sums:?}");
+    }
     Ok(())
 }
 
@@ -157,12 +158,18 @@ fn start_redis(scene: &Scene) -> Result<(Service, Survivor)> {
     command.arg(REDIS_PORT.to_string());
     let mut server = scene.start("redis", command)?;
     server.await_port(REDIS_PORT)?;
+    serves_one(scene, &server)?;
+    let survivor = Survivor::new(server.pid());
+    Ok((server, survivor))
+}
+
+/// Lets it serve a client that leaves TCP and ends by itself, so that its end of the connection is counted, and waits until nobody is
+/// connected.
+fn serves_one(scene: &Scene, server: &Service) -> Result<()> {
     let mut client = scene.shimmed("client", program("redis-cli", "redis-tools")?)?;
     client.args(["-h", "127.0.0.1", "-p", &REDIS_PORT.to_string(), "-r", "100", "incr", "first"]);
     scene.succeed(client)?;
-    soon("the server has clients", || server.diagnosis(), || connections_to(REDIS_PORT) == 0)?;
-    let survivor = Survivor::new(server.pid());
-    Ok((server, survivor))
+    soon("the server has clients", || server.diagnosis(), || connections_to(REDIS_PORT) == 0)
 }
 
 /// Work without end.
@@ -227,7 +234,8 @@ fn kills_of_redis(kills: u64, mut chance: Chance) -> Result<Sums> {
                 still_counts(counter, &server)?;
             }
         }
-        soon("the server has clients", || server.diagnosis(), || connections_to(REDIS_PORT) == 0)?;
+        // After a server that is killed, as after any other: the dice may leave nobody else to tell what has left TCP.
+        serves_one(&scene, &server)?;
         survivor.is_as_before()?;
     }
     server.stop(Signal::TERM)?;
