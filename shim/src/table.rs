@@ -228,7 +228,7 @@ fn grow_up(fd: i32, young: Young) {
         if young.is_poor() {
             return;
         }
-        let Some(block) = blocks::allocate(young.role(), fd) else {
+        let Some(block) = blocks::allocate(young.role(), fd, young.opened_ns(fd)) else {
             young.becomes_poor(fd);
             return;
         };
@@ -436,7 +436,7 @@ fn forget(word: usize, fd: i32, open: bool) {
         return;
     }
     if let Some(young) = Young::of(word) {
-        young.teach();
+        young.teach(fd);
         // Closed unseen, it can't be asked any more.
         if stats::are_wanted() && (open || young.is_connected()) && counts(young, fd) {
             stats::closed_young(young, fd);

@@ -224,6 +224,17 @@ impl AddressCell {
     }
 }
 
+/// `CLOCK_BOOTTIME`, in nanoseconds.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// Time since a connection was opened, at `opened_ns` by [`now_ns`].
+pub fn age(opened_ns: u64) -> Duration {
+    Duration::from_nanos(now_ns().saturating_sub(opened_ns))
+}
+
 impl Block {
     /// Bytes taken from the kernel and not yet given to the application: where in the side buffer they are. Changed under
     /// the receive lock, in one store.
@@ -356,9 +367,7 @@ impl Block {
 
     /// Time since connect or accept.
     pub fn age(&self) -> Duration {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        let now = Duration::try_from(now).unwrap_or_default();
-        now.saturating_sub(Duration::from_nanos(self.opened_ns()))
+        age(self.opened_ns())
     }
 
     /// `CLOCK_BOOTTIME` at connect or accept, in nanoseconds.

@@ -12,12 +12,10 @@ use crate::errno;
 
 static CHUNKS: Mutex<Vec<&'static Chunk>> = Mutex::new(Vec::new());
 
-/// Takes a block for a connection that was opened as `fd`. `None` without memory for one more chunk.
-pub(super) fn allocate(role: Role, fd: i32) -> Option<&'static Block> {
+/// Takes a block for a connection that was opened as `fd`, at `opened_ns`. `None` without memory for one more chunk.
+pub(super) fn allocate(role: Role, fd: i32, opened_ns: u64) -> Option<&'static Block> {
     let chunks = CHUNKS.lock().ok()?;
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-    let from = |chunk: &'static Chunk| chunk.allocate(role, process::id(), fd as u32, now_ns);
+    let from = |chunk: &'static Chunk| chunk.allocate(role, process::id(), fd as u32, opened_ns);
     if let Some(block) = chunks.iter().find_map(|chunk| from(chunk)) {
         return Some(block);
     }

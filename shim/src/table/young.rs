@@ -2,7 +2,8 @@
 //!
 //! Most of what a short connection would cost is the making of a [`Slot`] and of a block in the arena, with their locks,
 //! and what they push out of the caches. So until its [`ADULT`]th call, or where connections have been short for much longer, a
-//! connection is *young*: its entry holds all that there is to know. Whatever needs more than to read, write, poll or close, or to be in one epoll set, makes it grow up at once.
+//! connection is *young*: its entry holds nearly all that there is to know. Whatever needs more than to read, write, poll or close,
+//! or to be in one epoll set, makes it grow up at once.
 //!
 //! A call on a young connection is a [`Visit`], counted in the word, for the same reason that a call on a slot is: nobody
 //! may take the connection out of TCP beside it. If it grows up meanwhile, its visits become the slot's.
@@ -10,7 +11,7 @@
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use thallus_transport::arena::{Block, Role};
+use thallus_transport::arena::{self, Block, Role};
 use thallus_transport::experience;
 use thallus_transport::reason::Reason;
 use thallus_transport::settings::settings;
@@ -57,6 +58,7 @@ impl Young {
     /// A connection that nobody has used yet.
     pub(super) fn new(fd: i32, role: Role, port: u16, connected: bool) -> Self {
         BYTES[fd as usize].store(0, Ordering::SeqCst);
+        OPENED_NS[fd as usize].store(arena::now_ns(), Ordering::Relaxed);
         static GENERATIONS: AtomicU32 = AtomicU32::new(1);
         let generation =
             GENERATIONS.fetch_add(1, Ordering::Relaxed) as usize % (1 << (usize::BITS - GENERATION));
@@ -207,9 +209,16 @@ impl Young {
         self.update(fd, |word| Some(word | POOR));
     }
 
-    /// Has later connections learn from this one, which ends.
-    pub(super) fn teach(self) {
-        experience::ended_early(self.role(), self.port(), self.calls().into());
+    /// When it was opened as `fd` ([`arena::now_ns`]).
+    pub(super) fn opened_ns(self, fd: i32) -> u64 {
+        OPENED_NS[fd as usize].load(Ordering::Relaxed)
+    }
+
+    /// Has later connections learn from this one, which ends; `fd` is its descriptor.
+    pub(super) fn teach(self, fd: i32) {
+        let calls = u64::from(self.calls());
+        let pace = || (arena::age(self.opened_ns(fd)), calls);
+        experience::ended(self.role(), self.port(), calls, pace, None);
     }
 
     /// With one more call, which is inside.
@@ -241,6 +250,9 @@ impl Young {
 
 /// Application bytes of young connections: sent in the lower half, received in the upper.
 static BYTES: [AtomicU64; LIMIT] = [const { AtomicU64::new(0) }; LIMIT];
+
+/// When young connections were opened.
+static OPENED_NS: [AtomicU64; LIMIT] = [const { AtomicU64::new(0) }; LIMIT];
 
 /// The epoll sets that have young connections.
 static SETS: [AtomicPtr<Set>; LIMIT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; LIMIT];
