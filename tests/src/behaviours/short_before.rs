@@ -8,10 +8,10 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, Fd, quietly};
 use crate::side::{Side, receive_exactly};
 
-/// Connections of [`FEW`] requests, after which both ends wait as long as they ever do: 64 calls.
+/// Connections, after which both ends wait as long as they ever do: 64 calls.
 const SHORT: u64 = 60;
-/// So few that none leaves TCP: the client looks for its peer in its last call.
-const FEW: usize = 4;
+/// The first of them. After 32 a client waits for 16 calls, after these for 32.
+const FIRST: u64 = 40;
 /// Requests on the last connection until something else is done with it. It has grown up by the 30th.
 const BETWEEN: usize = 10;
 /// Requests after which both of its ends have left TCP.
@@ -19,11 +19,16 @@ const MANY: usize = 150;
 /// As without the variable: with it, nothing is learned.
 const ENVIRONMENT: &[(&str, &str)] = &[("THALLUS_UPGRADE_AFTER", "")];
 
-/// None but the last can have left TCP.
+/// None but the last can have left TCP. A server's other reasons depend on who is faster.
 const THE_LAST: Tally = Tally::AtLeast(1, SHORT + 1);
+/// The client has looked for its peer until it had learned, and not once since, but for the last.
+const HAS_LEARNED: Tally = Tally::Mixed(1, &[("no-answer", 32), ("short", SHORT - 32)]);
 
 const fn behaviour(name: &'static str, server: fn(&Side), client: fn(&Side)) -> Behaviour {
-    Behaviour::whole(name, server, client, THE_LAST).environment(ENVIRONMENT)
+    Behaviour::whole(name, server, client, THE_LAST)
+        .tally(THE_LAST, HAS_LEARNED)
+        .over_verbs(THE_LAST, THE_LAST)
+        .environment(ENVIRONMENT)
 }
 
 pub(super) const ALL: &[Behaviour] = &[
@@ -35,11 +40,17 @@ pub(super) const ALL: &[Behaviour] = &[
         .environment(ENVIRONMENT),
 ];
 
+/// Requests on a short connection, so few that none leaves TCP: of the first 32 the client looks for its peer in the last call, and had it
+/// learned nothing since, of those behind [`FIRST`] again.
+fn few(index: u64) -> usize {
+    if index < FIRST { 4 } else { 8 }
+}
+
 /// The last connection, after all short ones.
 fn last(side: &Side, listener: Fd) -> Fd {
-    for _ in 0..SHORT {
+    for index in 0..SHORT {
         let fd = side.accept(listener);
-        assert_eq!(echo(fd), FEW * 8);
+        assert_eq!(echo(fd), few(index) * 8);
         quietly(|| calls::close(fd)).expect("close");
     }
     side.accept(listener)
@@ -48,9 +59,9 @@ fn last(side: &Side, listener: Fd) -> Fd {
 fn connect_last(side: &Side) -> Fd {
     let destination = side.destination();
     quietly(|| {
-        for _ in 0..SHORT {
+        for index in 0..SHORT {
             let fd = side.connect_to(destination);
-            ask(fd, FEW);
+            ask(fd, few(index));
             calls::close(fd).expect("close");
         }
     });
