@@ -1,9 +1,12 @@
 //! Connections at a port whose earlier ones were short: the library waits longer before it looks for the peer, and keeps less of
 //! them until then.
 
-use libc::EPOLLIN;
+use std::time::{Duration, Instant};
 
-use super::peers::{echo, send_all};
+use libc::EPOLLIN;
+use thallus_transport::arena::View;
+
+use super::peers::{echo, own_arenas, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Fd, quietly};
 use crate::side::{Side, receive_exactly};
@@ -16,6 +19,8 @@ const FIRST: u64 = 40;
 const BETWEEN: usize = 10;
 /// Requests after which both of its ends have left TCP.
 const MANY: usize = 150;
+/// Before the first of them.
+const IDLE: Duration = Duration::from_millis(50);
 /// As without the variable: with it, nothing is learned.
 const ENVIRONMENT: &[(&str, &str)] = &[("THALLUS_UPGRADE_AFTER", "")];
 
@@ -91,9 +96,18 @@ fn requests(side: &Side) {
     side.sync("done");
 }
 
+/// The connection's age counts from its accept, not from where the library began to keep more of it.
 fn echoes(side: &Side) {
     let fd = last(side, side.listen());
+    let opened = Instant::now();
+    std::thread::sleep(IDLE);
     assert_eq!(echo(fd), MANY * 8);
+    let age = opened.elapsed();
+    let arenas = own_arenas();
+    let blocks = arenas.iter().flat_map(View::blocks).filter(|(_, block)| block.connection().is_some());
+    for (_, block) in blocks {
+        assert!(block.age() >= age, "{:?}, not {age:?}", block.age());
+    }
     side.sync("done");
 }
 
