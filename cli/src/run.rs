@@ -11,6 +11,7 @@ use std::process::Command;
 use clap::ValueEnum;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use thallus_transport::environment::{self, CONFIG, Complaint};
+use thallus_transport::settings::UnixRule;
 use thiserror::Error;
 
 use crate::elf::{Abi, Image};
@@ -41,6 +42,10 @@ pub(crate) struct Args {
     /// Only these server ports, such as 5432,6379,8000-8100 [THALLUS_PORTS]
     #[arg(long, value_name = "LIST", value_parser = ports)]
     ports: Option<String>,
+
+    /// Also AF_UNIX connections to these servers: off, all or names, such as /run/postgresql/*,@name [THALLUS_UNIX]
+    #[arg(long, value_name = "LIST", value_parser = unix)]
+    unix: Option<String>,
 
     /// What may carry the bytes of a connection instead of TCP [THALLUS_FABRIC]
     #[arg(long, value_enum)]
@@ -205,6 +210,7 @@ fn settings(args: &Args) -> impl Iterator<Item = (&'static str, OsString)> {
     });
     [
         ("THALLUS_PORTS", args.ports.as_ref().map(OsString::from)),
+        ("THALLUS_UNIX", args.unix.as_ref().map(OsString::from)),
         ("THALLUS_FABRIC", fabric.map(OsString::from)),
         ("THALLUS_LOG", args.log.clone()),
         ("THALLUS_SPIN_US", args.spin_us.map(|limit| limit.to_string().into())),
@@ -224,6 +230,12 @@ fn ports(list: &str) -> Result<String, String> {
         }
     }
     Ok(list.to_owned())
+}
+
+/// Checks a list of names of `AF_UNIX` sockets.
+fn unix(list: &str) -> Result<String, String> {
+    let wrong = || format!("{list:?} is not off, all or a list such as /run/postgresql/*,@name,!/run/other");
+    UnixRule::parse_list(list).map(|_| list.to_owned()).ok_or_else(wrong)
 }
 
 /// Checks a log level, and makes the path behind it absolute: the program may change its folder.

@@ -3,6 +3,8 @@
 pub(crate) mod scan;
 pub(crate) mod table;
 
+use std::net::SocketAddr;
+
 use anyhow::Context;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -11,14 +13,14 @@ use thallus_transport::arena::{Block, Role, flag};
 /// Show live processes and where the bytes of their connections go
 ///
 /// One line for each end of a connection: a connection between two processes of this host has two.
-/// FABRIC is shm, verbs, or tcp with the reason. Other users' processes are seen by root only.
+/// FABRIC is shm, verbs, or tcp or unix with the reason. Other users' processes are seen by root only.
 ///
 /// Exit status: 0, also if there are none; 1 if /proc can't be read; 2 for wrong arguments.
 ///
 /// With --json: an object with
 ///   processes    array: pid, command, connections (how many)
-///   connections  array: pid, command, fd, role (client or server), local and peer (ADDRESS:PORT or null),
-///                fabric (shm, verbs or tcp), reason (null but for tcp), bytes_sent, bytes_received,
+///   connections  array: pid, command, fd, role (client or server), local and peer (ADDRESS:PORT, the name of
+///                an AF_UNIX socket, or null), fabric (shm, verbs, tcp or unix), reason (null but for the last two), bytes_sent, bytes_received,
 ///                ring_bytes_sent, ring_bytes_received, tcp_bytes_sent, tcp_bytes_received, doorbells_sent, sleeps,
 ///                spin_hits, age_seconds
 ///   hidden_processes  processes that could not be looked at for lack of permission
@@ -137,6 +139,19 @@ pub(crate) fn is_in_ring(block: &Block) -> bool {
     has_left && !block.has(flag::RETURNED)
 }
 
+/// What carries the bytes of a connection that is in no ring.
+pub(crate) fn kernels_fabric(block: &Block) -> &'static str {
+    if block.has(flag::UNIX) { "unix" } else { "tcp" }
+}
+
+/// An address of a TCP connection, or the name of an `AF_UNIX` server, at the end that `has_name`.
+fn address(block: &Block, has_name: Role, address: Option<SocketAddr>) -> Option<String> {
+    if block.has(flag::UNIX) {
+        return block.name().filter(|_| block.role() == has_name).map(|name| name.to_string());
+    }
+    address.map(|address| address.to_string())
+}
+
 impl Connection {
     fn new(block: &Block, owner: scan::Process, now_ns: u64) -> Self {
         let in_ring = is_in_ring(block);
@@ -152,12 +167,12 @@ impl Connection {
                 Role::Client => "client",
                 Role::Server => "server",
             },
-            local: block.local().map(|address| address.to_string()),
-            peer: block.peer().map(|address| address.to_string()),
+            local: address(block, Role::Server, block.local()),
+            peer: address(block, Role::Client, block.peer()),
             fabric: match in_ring {
                 true if block.has(flag::VERBS) => "verbs",
                 true => "shm",
-                false => "tcp",
+                false => kernels_fabric(block),
             },
             reason: (!in_ring).then(|| block.reason().name()),
             bytes_sent: ring_bytes_sent.saturating_add(tcp_bytes_sent),

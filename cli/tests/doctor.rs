@@ -145,6 +145,7 @@ fn values_that_cannot_be_used_are_named_as_the_library_names_them() {
         ("THALLUS_RDMA_RETRY", "8"),
         ("THALLUS_UPGRADE_AFTER", "0"),
         ("THALLUS_IO_URING", "off"),
+        ("THALLUS_UNIX", "somewhere"),
         ("THALLUS", "perhaps"),
         ("THALLUS_KEY_FILE", "/nowhere/at/all"),
     ];

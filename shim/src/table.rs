@@ -18,8 +18,11 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use rustix::fd::BorrowedFd;
 use thallus_transport::arena::{Block, Role, flag};
 use thallus_transport::connection::Connection;
+use thallus_transport::rendezvous::Service;
+use thallus_transport::settings::settings;
 use thallus_transport::uninterrupted::Uninterrupted;
-use thallus_transport::{process, rendezvous, tcp};
+use thallus_transport::unix::Name;
+use thallus_transport::{process, rendezvous, tcp, unix};
 
 pub(crate) use self::blocks::prepare;
 pub(crate) use self::fork::{Quiet, grow_all_up, quiesce};
@@ -51,11 +54,11 @@ const SOCKET: usize = YOUNG;
 /// The same, registered in an epoll set already.
 const WATCHED_SOCKET: usize = YOUNG | 4;
 
-/// A listening socket, or one that turned out not to be TCP.
+/// A listening socket, or one that turned out to be of no interest.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    /// The port, if it is TCP.
-    port: Option<u16>,
+    /// Where it listens, if its connections are of interest.
+    service: Option<Service>,
     /// The socket that announces the port; −1 if there is none. No lock: a fork could find it taken.
     hint: AtomicI32,
     accepted: AtomicU32,
@@ -69,12 +72,19 @@ const UNTIL_ANNOUNCED_AGAIN: u32 = 8;
 impl Listener {
     /// Announces the port, unless that is done, or somebody else has done it.
     fn announce(&self) {
-        let settings = thallus_transport::settings::settings();
-        let Some(port) = self.port.filter(|&port| settings.shm && settings.selects(port)) else { return };
+        let settings = settings();
+        let is_selected = |service: &Service| match service {
+            Service::Port(port) => settings.selects(*port),
+            // Else it would be none.
+            Service::Unix(_) => true,
+        };
+        let Some(service) = self.service.filter(|service| settings.shm && is_selected(service)) else {
+            return;
+        };
         if self.hint.load(Ordering::SeqCst) >= 0 {
             return;
         }
-        let Ok(Some(hint)) = rendezvous::announce(port, place) else { return };
+        let Ok(Some(hint)) = rendezvous::announce(service, place) else { return };
         if self.hint.compare_exchange(-1, hint.as_raw_fd(), Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             let _kept = hint.into_raw_fd();
         }
@@ -235,6 +245,9 @@ fn grow_up(fd: i32, young: Young) {
         if young.is_connected() {
             block.raise(flag::CONNECTED);
         }
+        if young.is_unix() {
+            block.raise(flag::UNIX);
+        }
         block.calls.store(young.calls(), Ordering::Relaxed);
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -280,6 +293,23 @@ pub(crate) fn is_of(fd: i32, slot: &'static Slot) -> bool {
 /// Whether this is the entry of the connection in `slot`.
 fn is_slot(word: usize, slot: &'static Slot) -> bool {
     word & !RELEASED == std::ptr::from_ref(slot).addr()
+}
+
+/// Whether `fd` is an `AF_UNIX` connection of ours.
+#[cold]
+pub(crate) fn is_unix(fd: i32) -> bool {
+    let Some(cell) = cell(fd) else { return false };
+    loop {
+        let word = cell.load(Ordering::Acquire);
+        if let Some(young) = Young::of(word) {
+            return young.is_unix();
+        }
+        return match enter_slot(cell, word) {
+            Entering::Moved => continue,
+            Entering::Inside(call) => call.connection().is_unix(),
+            Entering::Nothing => false,
+        };
+    }
 }
 
 /// Notes that `fd` is a TCP socket that the program has just made.
@@ -553,8 +583,8 @@ pub(crate) fn descriptors() -> impl Iterator<Item = i32> {
         .map(|fd| fd as i32)
 }
 
-/// A connection was made on `fd`, by connect or accept; or is being made, if it is not yet `connected`.
-pub(crate) fn track(fd: i32, role: Role, server_port: u16, connected: bool) {
+/// A connection with a server there was made on `fd`, by connect or accept; or is being made, if it is not yet `connected`.
+pub(crate) fn track(fd: i32, role: Role, service: Service, connected: bool) {
     ops::process::watch_forks();
     let Some(cell) = cell(fd) else { return };
     if cell.load(Ordering::SeqCst) != WATCHED_SOCKET {
@@ -564,7 +594,7 @@ pub(crate) fn track(fd: i32, role: Role, server_port: u16, connected: bool) {
     if is_borrowed() {
         return;
     }
-    let word = Young::new(fd, role, server_port, connected).word();
+    let word = Young::new(fd, role, service, connected).word();
     HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
     // A set may have become its watcher meanwhile.
     let before = cell.swap(word, Ordering::SeqCst);
@@ -582,40 +612,47 @@ pub(crate) fn listening(fd: i32) {
     }
     errno::keep(|| match cell(fd).and_then(|cell| decode(cell.load(Ordering::Acquire))) {
         // It did before: another listen(2) changes the backlog. Its name is the only one there can be.
-        Some(Entry::Listener(listener)) if listener.port == local_port(fd) => listener.announce(),
+        Some(Entry::Listener(listener)) if listener.service == local_service(fd) => listener.announce(),
         _ => {
             listener(fd);
         }
     });
 }
 
-/// A connection was accepted on the listener `fd`: its port. The listener is made if the program got the socket from
-/// elsewhere. `None` if it is not TCP.
-pub(crate) fn listener_port(fd: i32) -> Option<u16> {
+/// A connection was accepted on the listener `fd`: where it listens. The listener is made if the program got the socket from
+/// elsewhere. `None` if it is of no interest.
+pub(crate) fn service_of_listener(fd: i32) -> Option<Service> {
     match decode(cell(fd)?.load(Ordering::Acquire)) {
         Some(Entry::Listener(listener)) => {
             listener.accepts();
-            listener.port
+            listener.service
         }
         _ => errno::keep(|| listener(fd)),
     }
 }
 
-fn listener(fd: i32) -> Option<u16> {
-    let port = local_port(fd);
+fn listener(fd: i32) -> Option<Service> {
+    let service = local_service(fd);
     let (hint, accepted) = (AtomicI32::new(-1), AtomicU32::new(0));
-    let listener = Box::leak(Box::new(Listener { port, hint, accepted, fds: AtomicU32::new(1) }));
+    let listener = Box::leak(Box::new(Listener { service, hint, accepted, fds: AtomicU32::new(1) }));
     listener.announce();
     put(fd, std::ptr::from_ref(listener).expose_provenance() | LISTENER);
-    port
+    service
 }
 
-/// The port of the socket `fd`, if it is TCP.
-fn local_port(fd: i32) -> Option<u16> {
+/// Where the socket `fd` listens, if it is TCP, or an `AF_UNIX` stream of a name that is selected.
+fn local_service(fd: i32) -> Option<Service> {
     // SAFETY: the program's call on this descriptor has just succeeded.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let address = tcp::is_tcp(borrowed).then(|| rustix::net::getsockname(borrowed).ok()).flatten()?;
-    Some(std::net::SocketAddr::try_from(address).ok()?.port())
+    if tcp::is_tcp(borrowed) {
+        let address = rustix::net::getsockname(borrowed).ok()?;
+        return Some(Service::Port(std::net::SocketAddr::try_from(address).ok()?.port()));
+    }
+    let settings = settings();
+    if settings.unix.is_empty() || !settings.shm || !unix::is_stream(borrowed) {
+        return None;
+    }
+    Name::of_socket(borrowed).filter(|name| settings.selects_unix(name)).map(Service::Unix)
 }
 
 /// Whether there never was an entry, nor a descriptor of this library's.

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 
 use serde::Serialize;
 use thallus_transport::reason::Reason;
-use thallus_transport::rendezvous::{self, Failure};
+use thallus_transport::rendezvous::{self, Counted, Ends, Failure};
 use thallus_transport::segment::Segment;
 use thallus_transport::settings::settings;
 use thallus_transport::tcp;
@@ -157,7 +157,7 @@ fn by_reason(reason: Reason) -> Refusal {
 
 fn abstract_sockets(connection: &Connection) -> Result<(), Refusal> {
     let (client, server) = connection.addresses()?;
-    rendezvous::offer(client, server, settings().place).map(drop).map_err(by_reason)
+    rendezvous::offer(Ends::Internet { client, server }, settings().place).map(drop).map_err(by_reason)
 }
 
 fn sock_diag(connection: &Connection) -> Result<(), Refusal> {
@@ -191,14 +191,15 @@ fn byte_counts(connection: &Connection) -> Result<(), Refusal> {
 /// The whole way of a connection into shared memory, but for its bytes.
 fn upgrade(connection: &Connection) -> Result<(), Refusal> {
     let (client, server) = connection.addresses()?;
+    let ends = Ends::Internet { client, server };
     let place = settings().place;
     let because = |failure| match failure {
         Failure::Stay(reason) => by_reason(reason),
         Failure::NotYet => by_reason(Reason::NoAnswer),
     };
-    let offer = rendezvous::offer(client, server, place).map_err(by_reason)?;
-    let ours = rendezvous::answer(client, server, place).map_err(because)?;
-    let theirs = rendezvous::collect(offer.as_fd(), &mut None, client, server, place).map_err(because)?;
+    let offer = rendezvous::offer(ends, place).map_err(by_reason)?;
+    let ours = rendezvous::answer(ends, Counted::default(), place).map_err(because)?;
+    let (theirs, _) = rendezvous::collect(offer.as_fd(), &mut None, ends, place).map_err(because)?;
     if theirs.set_ready() && ours.is_ready() { Ok(()) } else { Err(by_reason(Reason::BadOffer)) }
 }
 

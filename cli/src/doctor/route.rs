@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use serde::Serialize;
 use thallus_transport::peers::same_host;
 use thallus_transport::reason::Reason;
-use thallus_transport::rendezvous;
+use thallus_transport::rendezvous::{self, Service};
 use thallus_transport::settings::Settings;
 use thallus_transport::verbs::{device, trial};
 
@@ -168,7 +168,13 @@ impl Way {
             on_this_host,
             listening: on_this_host.then(|| is_listened_to(port)).flatten(),
             announced: on_this_host
-                .then(|| rendezvous::is_announced(port, thallus_transport::settings::settings().place).ok())
+                .then(|| {
+                    rendezvous::is_announced(
+                        Service::Port(port),
+                        thallus_transport::settings::settings().place,
+                    )
+                    .ok()
+                })
                 .flatten(),
             port_selected: settings.selects(port),
             rule: rule.map(ToString::to_string),

@@ -15,7 +15,7 @@ use super::sheet::Sheet;
 use super::{Problem, bytes};
 
 /// Every variable that the library reads, in the order of the README.
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 19] = [
     CONFIG,
     "THALLUS",
     "THALLUS_FABRIC",
@@ -27,6 +27,7 @@ const NAMES: [&str; 18] = [
     "THALLUS_RDMA_SL",
     "THALLUS_RDMA_ORDER",
     "THALLUS_PORTS",
+    "THALLUS_UNIX",
     "THALLUS_UPGRADE_AFTER",
     "THALLUS_SPIN_US",
     "THALLUS_RING",
@@ -252,6 +253,8 @@ impl Wanted<'_> {
                 });
                 ranges.collect::<Vec<_>>().join(",")
             }
+            "THALLUS_UNIX" if chosen.unix.is_empty() => "off".into(),
+            "THALLUS_UNIX" => chosen.unix.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
             "THALLUS_LEND" => bytes(chosen.lend_bytes),
             "THALLUS_IO_URING" => if chosen.io_uring { "allow" } else { "deny" }.into(),
             "THALLUS_UPGRADE_AFTER" => chosen.upgrade_after.to_string(),

@@ -28,16 +28,14 @@ pub(super) fn text(report: &Report, totals: &Totals) -> prometheus::Result<Strin
         "Processes whose library is of another version; they are in no other metric.",
         report.other_versions,
     )?;
-    let help = "Open connection ends, by what carries their bytes, and for tcp why; a connection between two processes of \
+    let help = "Open connection ends, by what carries their bytes, and for tcp and unix why; a connection between two processes of \
                 this host has two.";
     let ends = register(
         &registry,
         IntGaugeVec::new(Opts::new("thallus_connection_ends", help), &["fabric", "reason"])?,
     )?;
     // What was there once stays, so that it is seen to be gone.
-    for (fabric, reason) in
-        [("shm", ""), ("verbs", "")].into_iter().chain(totals.reasons.iter().map(|&reason| ("tcp", reason)))
-    {
+    for (fabric, reason) in [("shm", ""), ("verbs", "")].into_iter().chain(totals.reasons.iter().copied()) {
         ends.with_label_values(&[fabric, reason]);
     }
     for end in &report.connections {

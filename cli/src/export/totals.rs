@@ -8,19 +8,19 @@ use std::collections::{BTreeSet, HashMap};
 use thallus_transport::arena::{Block, Generation, flag};
 use thallus_transport::reason::Reason;
 
-use crate::status::ORDERING;
 use crate::status::scan::{Inode, Scan, is_alive};
+use crate::status::{ORDERING, kernels_fabric};
 
 /// Fabrics, as [`Sums`] and `thallus status` have them.
-pub(super) const FABRICS: [&str; 3] = ["shm", "verbs", "tcp"];
+pub(super) const FABRICS: [&str; 4] = ["shm", "verbs", "tcp", "unix"];
 
 /// What has been seen so far.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     families: HashMap<Inode, Family>,
     pub(super) sums: Sums,
-    /// Why connections were ever on TCP.
-    pub(super) reasons: BTreeSet<&'static str>,
+    /// On which of the kernel's sockets connections ever were, and why.
+    pub(super) reasons: BTreeSet<(&'static str, &'static str)>,
 }
 
 /// What each connection of an arena had done when it was last looked at.
@@ -34,8 +34,8 @@ struct Family {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sums {
     pub(super) ends: u64,
-    pub(super) sent: [u64; 3],
-    pub(super) received: [u64; 3],
+    pub(super) sent: [u64; 4],
+    pub(super) received: [u64; 4],
     pub(super) doorbells: u64,
     pub(super) sleeps: u64,
     pub(super) spin_hits: u64,
@@ -53,7 +53,7 @@ impl Totals {
                 let before = known.connections.get(&(index, generation)).copied().unwrap_or_default();
                 let now = now.or_more(&before);
                 self.sums.add(&now, &before);
-                self.reasons.extend(reason.map(Reason::name));
+                self.reasons.extend(reason.map(|reason| (kernels_fabric(block), reason.name())));
                 connections.insert((index, generation), now);
             }
             known.connections = connections;
@@ -69,7 +69,11 @@ impl Totals {
 fn read(block: &Block) -> Option<(Generation, Sums, Option<Reason>)> {
     let generation = block.connection()?;
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(ORDERING);
-    let by_fabric = |ring, tcp| if block.has(flag::VERBS) { [0, ring, tcp] } else { [ring, 0, tcp] };
+    let by_fabric = |ring, kernel| match (block.has(flag::VERBS), block.has(flag::UNIX)) {
+        (true, _) => [0, ring, kernel, 0],
+        (false, false) => [ring, 0, kernel, 0],
+        (false, true) => [ring, 0, 0, kernel],
+    };
     let sums = Sums {
         ends: 1,
         sent: by_fabric(load(&block.ring_sent), load(&block.tcp_sent)),
@@ -83,9 +87,9 @@ fn read(block: &Block) -> Option<(Generation, Sums, Option<Reason>)> {
 }
 
 impl Sums {
-    fn counters(&mut self) -> [&mut u64; 10] {
-        let Self { ends, sent: [a, b, c], received: [d, e, f], doorbells, sleeps, spin_hits } = self;
-        [ends, a, b, c, d, e, f, doorbells, sleeps, spin_hits]
+    fn counters(&mut self) -> [&mut u64; 12] {
+        let Self { ends, sent: [a, b, c, d], received: [e, f, g, h], doorbells, sleeps, spin_hits } = self;
+        [ends, a, b, c, d, e, f, g, h, doorbells, sleeps, spin_hits]
     }
 
     /// Each counter as it is, or as it was if it seems to have gone back.
@@ -146,10 +150,12 @@ mod tests {
         shm.tcp_received.store(5, Relaxed);
         shm.sleeps.store(6, Relaxed);
         connect(&chunk, flag::READY | flag::VERBS | flag::RETURNED, 4).tcp_sent.store(7, Relaxed);
+        connect(&chunk, flag::UNIX, 0).tcp_sent.store(8, Relaxed);
         let sums = look(&mut totals, Some(&chunk), 1);
-        let expected = Sums { ends: 2, sent: [3, 4, 7], received: [0, 0, 5], sleeps: 6, ..Sums::default() };
+        let (sent, received) = ([3, 4, 7, 8], [0, 0, 5, 0]);
+        let expected = Sums { ends: 3, sent, received, sleeps: 6, ..Sums::default() };
         assert_eq!(sums, expected);
-        assert_eq!(totals.reasons, BTreeSet::from(["short"]));
+        assert_eq!(totals.reasons, BTreeSet::from([("tcp", "short"), ("unix", "short")]));
         assert_eq!(look(&mut totals, Some(&chunk), 1), expected);
     }
 
@@ -184,7 +190,7 @@ mod tests {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let block = connect(&chunk, flag::READY, 10);
         let expected = look(&mut totals, Some(&chunk), child.id());
-        assert_eq!(expected.sent, [10, 0, 0]);
+        assert_eq!(expected.sent, [10, 0, 0, 0]);
         assert_eq!(look(&mut totals, None, child.id()), expected);
         assert_eq!(look(&mut totals, Some(&chunk), child.id()), expected);
         block.ring_sent.store(11, Relaxed);

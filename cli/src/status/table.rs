@@ -93,6 +93,9 @@ pub(crate) fn write_summary(text: &mut String, report: &Report) {
         if over("verbs") > 0 {
             append(text, format_args!("{} over RDMA, ", over("verbs")));
         }
+        if over("unix") > 0 {
+            append(text, format_args!("{} over AF_UNIX, ", over("unix")));
+        }
         append(text, format_args!("{} over TCP.\n", over("tcp")));
     }
     if report.hidden_processes > 0 {

@@ -31,6 +31,7 @@ use rustix::process::{Pid, test_kill_process};
 
 use crate::lock::Lock;
 use crate::reason::Reason;
+use crate::unix::{NAME_BYTES, Name};
 
 pub use chunk::{BLOCKS, CHUNK_BYTES, Chunk, MEMFD_NAME, View};
 pub use request::{Generation, Wish};
@@ -104,6 +105,8 @@ pub mod flag {
     pub const LOST: u32 = 131_072;
     /// A greeting that comes is not to be answered; [`Block::reason`] says why.
     pub const DECLINES: u32 = 262_144;
+    /// It is an `AF_UNIX` stream, not TCP. What is said of TCP here is then said of that.
+    pub const UNIX: u32 = 524_288;
 }
 
 /// One connection, as the forks of a process share it. Sizes and counts in bytes unless said otherwise.
@@ -184,7 +187,12 @@ pub struct Block {
     pub inq: AtomicU32,
     /// How often a write did not fit, or somebody began to wait for room.
     lacks: AtomicU32,
-    _pad3: [u32; 42],
+    /// Of `AF_UNIX`, before it leaves the kernel's socket: calls whose bytes have not been counted yet. Who dies in one leaves it here.
+    pub uncounted: AtomicU32,
+    /// Of `AF_UNIX`: bytes of the server's name, and the name.
+    name_length: AtomicU32,
+    name: [AtomicU32; NAME_BYTES / size_of::<u32>()],
+    _pad3: [u32; 13],
 }
 
 const _: () = assert!(size_of::<Block>() == 512);
@@ -363,6 +371,25 @@ impl Block {
     /// The address of the other side, if it is known yet.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer.load()
+    }
+
+    /// Stores the server's name, of an `AF_UNIX` connection, for `thallus status`.
+    pub fn set_name(&self, name: Option<&Name>) {
+        let bytes = name.map_or(&[][..], Name::bytes);
+        for (word, part) in self.name.iter().zip(bytes.chunks(size_of::<u32>())) {
+            let mut all = [0; size_of::<u32>()];
+            all[..part.len()].copy_from_slice(part);
+            word.store(u32::from_ne_bytes(all), Ordering::Relaxed);
+        }
+        self.name_length.store(bytes.len() as u32, Ordering::Release);
+    }
+
+    /// The server's name, if it is known yet and there is one.
+    pub fn name(&self) -> Option<Name> {
+        let length = self.name_length.load(Ordering::Acquire) as usize;
+        let words = self.name.iter().map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+        let bytes: Vec<u8> = words.flatten().take(length).collect();
+        Name::of(&bytes)
     }
 
     /// Time since connect or accept.

@@ -16,6 +16,21 @@ pub struct Buffers<'a> {
     list: &'a [libc::iovec],
     within: usize,
     left: usize,
+    control: Option<&'a mut ControlData>,
+    has_waited: bool,
+}
+
+/// Where recvmsg(2) puts what comes beside the bytes, and what it has put there.
+#[derive(Debug)]
+pub struct ControlData {
+    /// The application's buffer.
+    pub buffer: *mut libc::c_void,
+    /// Its bytes.
+    pub room: usize,
+    /// Bytes in use.
+    pub length: usize,
+    /// `msg_flags`, as the kernel has set them.
+    pub flags: i32,
 }
 
 impl<'a> Buffers<'a> {
@@ -39,9 +54,37 @@ impl<'a> Buffers<'a> {
             }
             left = left.saturating_add(buffer.iov_len);
         }
-        let mut buffers = Self { list, within: 0, left: left.min(MOST_BYTES) };
+        let mut buffers =
+            Self { list, within: 0, left: left.min(MOST_BYTES), control: None, has_waited: false };
         buffers.skip_empty();
         Ok(buffers)
+    }
+
+    /// With a place for what comes beside the bytes on `AF_UNIX`.
+    pub fn with_control(self, control: &'a mut ControlData) -> Self {
+        Self { control: Some(control), ..self }
+    }
+
+    /// Notes that the call has waited for room.
+    pub(crate) fn note_wait(&mut self) {
+        self.has_waited = true;
+    }
+
+    /// Whether the call has waited for room.
+    pub fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
+    /// That place.
+    pub(crate) fn control(&mut self) -> Option<&mut ControlData> {
+        self.control.as_deref_mut()
+    }
+
+    /// Whether something has come there.
+    pub(crate) fn has_control(&self) -> bool {
+        self.control
+            .as_ref()
+            .is_some_and(|control| control.length > 0 || control.flags & libc::MSG_CTRUNC != 0)
     }
 
     fn skip_empty(&mut self) {

@@ -5,7 +5,7 @@
 //! makes no sense is left out and told of.
 
 /// Keys, and the variables that they stand for.
-pub const KEYS: [(&str, &str); 16] = [
+pub const KEYS: [(&str, &str); 17] = [
     ("mode", "THALLUS"),
     ("fabric", "THALLUS_FABRIC"),
     ("peers", "THALLUS_PEERS"),
@@ -16,6 +16,7 @@ pub const KEYS: [(&str, &str); 16] = [
     ("rdma-sl", "THALLUS_RDMA_SL"),
     ("rdma-order", "THALLUS_RDMA_ORDER"),
     ("ports", "THALLUS_PORTS"),
+    ("unix", "THALLUS_UNIX"),
     ("upgrade-after", "THALLUS_UPGRADE_AFTER"),
     ("spin-us", "THALLUS_SPIN_US"),
     ("ring", "THALLUS_RING"),

@@ -3,7 +3,6 @@
 //! The bytes are the business of [`crate::stream`], sleeping of [`crate::wait`].
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -17,11 +16,12 @@ use crate::experience;
 use crate::introduction::{NO, UNKNOWN, YES};
 use crate::lending::Area;
 use crate::reason::Reason;
-use crate::rendezvous::{self, Failure};
+use crate::rendezvous::{self, Counted, Ends, Failure, Service};
 use crate::segment::{Greeting, Nonce, Segment};
 use crate::settings::settings;
 use crate::spin::Patience;
 use crate::uninterrupted::{Descriptor, Uninterrupted};
+use crate::unix::{self, Name};
 use crate::verbs::link::Link;
 use crate::{process, tcp};
 
@@ -64,8 +64,7 @@ pub struct Connection {
 /// What the search for the peer has led to.
 #[derive(Debug, Default)]
 struct Bargain {
-    /// This side's address and the peer's.
-    addresses: Option<(SocketAddr, SocketAddr)>,
+    ends: Option<Ends>,
     offer: Option<Descriptor>,
     /// The server's answer to it, before the segment.
     arrived: Option<Descriptor>,
@@ -128,14 +127,17 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// A connection just made. `server_port` is the port of the end that accepted.
+    /// A connection just made. `server_port` is the port of the end that accepted; of `AF_UNIX` ([`flag::UNIX`]) the
+    /// [number](Name::number) of its name, which has been selected.
     pub fn new(block: &'static Block, server_port: u16, nonblocking: bool) -> Self {
         let settings = settings();
-        if !settings.shm && settings.verbs.peers.is_empty() {
+        let is_unix = block.has(flag::UNIX);
+        if !settings.shm && (is_unix || settings.verbs.peers.is_empty()) {
             block.pin(Reason::Disabled);
-        } else if !settings.selects(server_port) {
+        } else if !is_unix && !settings.selects(server_port) {
             block.pin(Reason::NotSelected);
         }
+        let has_no_rule = is_unix || settings.verbs.peers.is_empty();
         Self {
             block,
             segment: AtomicPtr::new(std::ptr::null_mut()),
@@ -147,7 +149,7 @@ impl Connection {
             patience: Patience::new(),
             next_attempt: AtomicU32::new(experience::patience(block.role(), server_port)),
             server_port,
-            covered: AtomicU8::new(if settings.verbs.peers.is_empty() { NO } else { UNKNOWN }),
+            covered: AtomicU8::new(if has_no_rule { NO } else { UNKNOWN }),
             pending: Mutex::new(None),
             bargain: Mutex::new(Bargain::default()),
         }
@@ -289,6 +291,9 @@ impl Connection {
             Err(Failure::NotYet)
         } else if !sole() {
             Err(Failure::NotYet)
+        } else if self.block.uncounted.load(Ordering::SeqCst) != 0 {
+            // A process was killed in it, and the kernel of an `AF_UNIX` socket can't be asked.
+            Err(Failure::Stay(Reason::UnseenBytes))
         } else if waits().escape(borrowed) {
             self.block.note(Reason::UnseenWait);
             self.next_attempt.store(calls.saturating_mul(2), Ordering::Relaxed);
@@ -316,30 +321,81 @@ impl Connection {
         }
     }
 
-    fn addresses(
-        &self,
-        fd: BorrowedFd<'_>,
-        bargain: &mut Bargain,
-    ) -> Result<(SocketAddr, SocketAddr), Failure> {
-        if let Some(addresses) = bargain.addresses {
-            return Ok(addresses);
+    /// Has the kernel serve a call on a connection that has not left its socket, and `count` its bytes.
+    pub fn by_kernel(&self, call: impl FnOnce() -> isize, count: impl FnOnce(isize)) -> isize {
+        let uncounted = self.is_unix().then_some(&self.block.uncounted);
+        if let Some(uncounted) = uncounted {
+            uncounted.fetch_add(1, Ordering::SeqCst);
         }
-        // Not connected yet, or no longer: some later call will know.
-        let addresses = tcp::addresses(fd).map_err(|_| Failure::NotYet)?;
+        let result = call();
+        count(result);
+        if let Some(uncounted) = uncounted {
+            uncounted.fetch_sub(1, Ordering::SeqCst);
+        }
+        result
+    }
+
+    /// Whether it is an `AF_UNIX` stream, not TCP.
+    pub fn is_unix(&self) -> bool {
+        self.block.has(flag::UNIX)
+    }
+
+    fn ends(&self, fd: BorrowedFd<'_>, bargain: &mut Bargain) -> Result<Ends, Failure> {
+        if let Some(ends) = bargain.ends {
+            return Ok(ends);
+        }
+        let is_client = self.block.role() == Role::Client;
+        let ends = if self.is_unix() {
+            if unix::tells_senders(fd) {
+                return Err(Failure::Stay(Reason::ControlData));
+            }
+            let own = unix::inode(fd).map_err(|_| Failure::NotYet)?;
+            if is_client {
+                Ends::Unix { client: own, server: None }
+            } else {
+                let known = unix::look_up(own).map_err(|_| Failure::Stay(Reason::NoDiag))?;
+                let client = known.ok_or(Failure::Stay(Reason::NoDiag))?.peer;
+                Ends::Unix { client, server: Some(own) }
+            }
+        } else {
+            // Not connected yet, or no longer: some later call will know.
+            let (local, peer) = tcp::addresses(fd).map_err(|_| Failure::NotYet)?;
+            let (client, server) = if is_client { (local, peer) } else { (peer, local) };
+            Ends::Internet { client, server }
+        };
         // Set before the connection was ours, or by the listener; from now on the hooks see it.
         if let Some(reason) = tcp::unsupported(fd) {
             return Err(Failure::Stay(reason));
         }
-        self.block.set_addresses(addresses.0, addresses.1);
-        bargain.addresses = Some(addresses);
-        Ok(addresses)
+        match ends {
+            Ends::Internet { client, server } if is_client => self.block.set_addresses(client, server),
+            Ends::Internet { client, server } => self.block.set_addresses(server, client),
+            Ends::Unix { .. } => {
+                let name = if is_client { Name::of_peer(fd) } else { Name::of_socket(fd) };
+                self.block.set_name(name.as_ref());
+            }
+        }
+        bargain.ends = Some(ends);
+        Ok(ends)
+    }
+
+    /// Where the server listens.
+    fn service(fd: BorrowedFd<'_>, ends: Ends) -> Result<Service, Failure> {
+        match ends {
+            Ends::Internet { server, .. } => Ok(Service::Port(server.port())),
+            Ends::Unix { .. } => {
+                let name = Name::of_peer(fd).ok_or(Failure::Stay(Reason::PeerWithoutThallus))?;
+                Ok(Service::Unix(name))
+            }
+        }
     }
 
     fn attempt_client(&self, fd: BorrowedFd<'_>, calls: u32, bargain: &mut Bargain) -> Result<(), Failure> {
         let place = settings().place;
-        let (client, server) = self.addresses(fd, bargain)?;
+        let ends = self.ends(fd, bargain)?;
         let Bargain { offer: Some(offer), arrived, .. } = &mut *bargain else {
-            if !rendezvous::is_announced(server.port(), place).map_err(|_| Failure::Stay(Reason::NoFds))? {
+            let service = Self::service(fd, ends)?;
+            if !rendezvous::is_announced(service, place).map_err(|_| Failure::Stay(Reason::NoFds))? {
                 if std::mem::replace(&mut bargain.unannounced, true) {
                     return Err(Failure::Stay(Reason::PeerWithoutThallus));
                 }
@@ -348,16 +404,20 @@ impl Connection {
                 self.next_attempt.store(calls.saturating_mul(SECOND_LOOK), Ordering::Relaxed);
                 return Err(Failure::NotYet);
             }
-            bargain.offer = Some(rendezvous::offer(client, server, place).map_err(Failure::Stay)?);
+            bargain.offer = Some(rendezvous::offer(ends, place).map_err(Failure::Stay)?);
             bargain.offered_at = calls;
             self.block.note(Reason::NoAnswer);
             return Err(Failure::NotYet);
         };
-        match rendezvous::collect(offer.as_fd(), arrived, client, server, place) {
-            Ok(segment) => {
+        match rendezvous::collect(offer.as_fd(), arrived, ends, place) {
+            Ok((segment, counted)) => {
                 self.check_counts(fd)?;
+                if self.is_unix() {
+                    self.check_counted(fd, counted)?;
+                }
+                let ended = self.is_unix() && unix::has_ended(fd.as_raw_fd());
                 // A process that is killed can't refuse.
-                if tcp::peer_has_closed(fd.as_raw_fd()) || !segment.set_ready() {
+                if ended || tcp::peer_has_closed(fd.as_raw_fd()) || !segment.set_ready() {
                     return Err(Failure::Stay(Reason::ShutdownBeforeUpgrade));
                 }
                 self.enter(fd, segment);
@@ -383,9 +443,9 @@ impl Connection {
         if self.block.tcp_received.load(Ordering::Relaxed) == 0 {
             return Err(Failure::NotYet);
         }
-        let (server, client) = self.addresses(fd, bargain)?;
+        let ends = self.ends(fd, bargain)?;
         self.check_counts(fd)?;
-        match rendezvous::answer(client, server, settings().place) {
+        match rendezvous::answer(ends, self.counted(fd), settings().place) {
             Ok(segment) => {
                 self.enter(fd, segment);
                 Ok(())
@@ -400,8 +460,21 @@ impl Connection {
         }
     }
 
+    /// What the hooks have counted, and what waits to be read.
+    fn counted(&self, fd: BorrowedFd<'_>) -> Counted {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counted {
+            sent: load(&self.block.tcp_sent),
+            received: load(&self.block.tcp_received) + tcp::unread(fd).unwrap_or(0),
+        }
+    }
+
     pub(crate) fn enter(&self, fd: BorrowedFd<'_>, segment: Segment) {
         use rustix::net::sockopt;
+        if self.is_unix() {
+            self.segment.store(Box::into_raw(Box::new(segment)), Ordering::Release);
+            return;
+        }
         // A bell is one small segment: Nagle's algorithm would hold it back until the last one is acknowledged,
         // which the peer delays (40 ms).
         let nodelay = sockopt::tcp_nodelay(fd).unwrap_or(false);
@@ -420,6 +493,9 @@ impl Connection {
     /// Gives the socket the options back that the program has set, as far as [`Self::enter`] has changed them.
     pub(crate) fn restore_options(&self, fd: i32) {
         use rustix::net::sockopt;
+        if self.is_unix() {
+            return;
+        }
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         let _ = sockopt::set_tcp_nodelay(socket, self.block.nodelay.load(Ordering::Relaxed) != 0);
@@ -429,6 +505,10 @@ impl Connection {
     /// Whether the kernel has counted the bytes that the hooks have: if not, some call that no hook sees
     /// moves bytes, and would go on doing so.
     fn check_counts(&self, fd: BorrowedFd<'_>) -> Result<(), Failure> {
+        if self.is_unix() {
+            // It counts none.
+            return Ok(());
+        }
         let sent = tcp::counts(fd).map_err(|_| Failure::Stay(Reason::KernelTooOld))?.sent;
         let read = tcp::bytes_read(fd).map_err(|_| Failure::Stay(Reason::KernelTooOld))?;
         let seen = sent == self.block.tcp_sent.load(Ordering::Relaxed)
@@ -439,6 +519,14 @@ impl Connection {
             false if tcp::is_closed(fd) => Err(Failure::NotYet),
             false => Err(Failure::Stay(Reason::UnseenBytes)),
         }
+    }
+
+    /// The same of `AF_UNIX`, where all that the peer sends is there at once: the server had `counted` its bytes before this side
+    /// counts its own. What calls that no hook sees read here, or sent from here, is missing; what the server's did is not seen.
+    fn check_counted(&self, fd: BorrowedFd<'_>, counted: Counted) -> Result<(), Failure> {
+        let own = self.counted(fd);
+        let seen = own.received >= counted.sent && own.sent >= counted.received;
+        seen.then_some(()).ok_or(Failure::Stay(Reason::UnseenBytes))
     }
 
     /// Keeps the connection on TCP because of what the application is about to do. False if it has left TCP
@@ -509,6 +597,12 @@ impl Connection {
         self.take_leftover_frames(fd);
         self.mend_if_failing(fd);
         let Some(segment) = self.segment() else { return };
+        if self.block.has(flag::BELLS_FIRST)
+            && let Ok(_guard) = self.lock_receiving(fd)
+        {
+            // Unread, they would make a reset of the end.
+            self.skip_last_bells(fd, segment);
+        }
         // SAFETY: the caller's descriptor, which is open.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         // Or the peer would leave TCP for a ring that nobody reads. It may have been faster, or this side has refused before.
@@ -528,7 +622,12 @@ impl Connection {
         let late = if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 };
         // After both ends the kernel has nothing left to reset (`__tcp_close` of net/ipv4/tcp.c).
         let is_over = late != 0 && incoming.end() & end::FIN != 0;
-        let reset = if (abort || unread) && !is_over { end::RESET | late } else { 0 };
+        let reset = match self.is_unix() {
+            // Whatever has been shut down, and whatever lingers (`unix_release_sock` of net/unix/af_unix.c).
+            true if unread => end::RESET,
+            false if (abort || unread) && !is_over => end::RESET | late,
+            _ => 0,
+        };
         if in_memory && reset != 0 && self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) {
             // The kernel's FIN has been sent: only its reset would wake the peer.
             let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));

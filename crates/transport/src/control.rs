@@ -106,8 +106,12 @@ pub mod end {
     pub const LATE: u32 = 8;
     /// The producer has shut down both directions of a socket that is open: what is sent to it is answered by a reset.
     pub const DEAF: u32 = 32;
+    /// The producer has shut down receiving on an `AF_UNIX` socket: what is sent to it is refused.
+    pub const REFUSES: u32 = 64;
     /// All of these.
-    pub const OF_STREAM: u32 = FIN | CLOSED | RESET | LATE | DEAF;
+    pub const OF_STREAM: u32 = FIN | CLOSED | RESET | LATE | DEAF | REFUSES;
+    /// Whoever sends to the producer sends in vain.
+    pub const UNWANTED: u32 = CLOSED | DEAF | REFUSES;
     /// The producer's side wants to go back to TCP, or has ([`super::Rung::handing`]).
     pub const RETURN: u32 = 16;
 }

@@ -8,7 +8,7 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, open, readlink};
 
 use crate::configuration::{Configuration, Entry};
 use crate::peers::Rule;
-use crate::settings::{Order, Settings, class_within};
+use crate::settings::{Order, Settings, UnixRule, class_within};
 
 /// How much to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -299,6 +299,8 @@ pub fn settings(mut chosen: Settings, given: &Given, complaints: &mut Complaints
     given.read(complaints, "THALLUS_PORTS", "a list such as 5432,8000-8100", ports, |ports| {
         chosen.ports = ports
     });
+    let names = "off, all or a list such as /run/postgresql/*,@name,!/run/other";
+    given.read(complaints, "THALLUS_UNIX", names, UnixRule::parse_list, |list| chosen.unix = list);
     let calls = |text: &str| number(text).filter(|&calls| calls > 0);
     given.read(complaints, "THALLUS_UPGRADE_AFTER", "a number of calls from 1", calls, |calls| {
         chosen.upgrade_after = u32::try_from(calls).unwrap_or(u32::MAX);

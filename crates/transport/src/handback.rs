@@ -74,7 +74,7 @@ impl Connection {
             return self.block.ask_again();
         }
         if let Ok(_sending) = self.lock_sending(fd)
-            && self.go_back_first(fd, segment, Instant::now() + PATIENCE)
+            && self.go_back_first(fd, segment, Instant::now() + PATIENCE, false)
         {
             self.block.note(Reason::ByRequest);
         }
@@ -97,16 +97,20 @@ impl Connection {
             || segment.outgoing().end() & end::RETURN != 0
     }
 
-    /// The side that wants to leave; it waits for the peer until `deadline`. The caller holds both locks.
-    pub(crate) fn go_back_first(&self, fd: i32, segment: &Segment, deadline: Instant) -> bool {
+    /// The side that wants to leave; it waits for the peer until `deadline`. `stays` says that the hooks go on to see each call, so
+    /// that they can give to the application what has been moved aside. The caller holds both locks.
+    pub(crate) fn go_back_first(&self, fd: i32, segment: &Segment, deadline: Instant, stays: bool) -> bool {
         let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
         let unread = || !incoming.is_empty();
         let gone = || self.block.has(flag::PEER_GONE) || incoming.end() & end::CLOSED != 0;
         // Writers of ours that sleep for space would hear nothing more.
-        if self.side_length() > 0 || outgoing.space_armed.0.has_sleepers() || !self.send_switched(segment) {
+        if (self.side_length() > 0 && !stays)
+            || outgoing.space_armed.0.has_sleepers()
+            || !self.send_switched(segment)
+        {
             return false;
         }
-        if gone() || tcp::peer_has_closed(fd) {
+        if gone() || self.peer_has_closed(fd) {
             // Nobody is there to agree. A bell would only make the peer's host reset the connection.
             return !unread() && self.leave(fd, segment);
         }
@@ -180,7 +184,7 @@ impl Connection {
                 return true;
             }
             if self.take_bells(fd, left) == 0 {
-                if self.block.has(flag::PEER_GONE) || tcp::peer_has_closed(fd) {
+                if self.block.has(flag::PEER_GONE) || self.peer_has_closed(fd) {
                     return true;
                 }
                 rustix::thread::sched_yield();
@@ -192,14 +196,14 @@ impl Connection {
         };
         // Bytes of the peer's that are still on TCP stand before its bells.
         let in_order = unread_bells() == 0 || (self.absorb_the_rest(fd, segment) && has_taken_all());
-        self.count_bells(fd, segment);
+        let counted = self.count_bells(fd, segment);
         self.be_back(fd, segment);
-        if in_order {
+        if in_order && counted {
             self.shut_for_good(fd);
         } else {
             self.lose(fd);
         }
-        in_order
+        in_order && counted
     }
 
     /// The peer has asked. The caller holds both locks.
@@ -228,9 +232,9 @@ impl Connection {
         self.block.raise(flag::MOVING);
         let kept = self.keep_what_came(fd, segment);
         self.block.raise(flag::BELLS_FIRST);
-        self.count_bells(fd, segment);
+        let counted = self.count_bells(fd, segment);
         self.be_back(fd, segment);
-        let (true, Some(left)) = (kept, left) else {
+        let (true, Some(left)) = (kept && counted, left) else {
             self.block.lower(flag::MOVING);
             return self.lose(fd);
         };
@@ -280,9 +284,9 @@ impl Connection {
         }
     }
 
-    /// Makes the count of this side's bells exact: who was killed in between has counted one that was never sent. The
-    /// caller holds both locks, so that nobody rings.
-    fn count_bells(&self, fd: i32, segment: &Segment) {
+    /// Makes the count of this side's bells exact: who was killed in between has counted one that was never sent. False if that can't
+    /// be, because the kernel of an `AF_UNIX` socket has not counted them. The caller holds both locks, so that nobody rings.
+    fn count_bells(&self, fd: i32, segment: &Segment) -> bool {
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         if self.block.has(flag::INHERITED)
@@ -291,7 +295,10 @@ impl Connection {
         {
             let bells = counts.sent.wrapping_sub(self.block.tcp_sent.load(Ordering::Relaxed));
             segment.outgoing().rung.0.count.store(bells, Ordering::SeqCst);
+            return true;
         }
+        let rang = self.block.send_switched.load(Ordering::Relaxed) != 0;
+        !(self.is_unix() && rang && self.block.has(flag::INHERITED))
     }
 
     /// Both directions of this side are on TCP from now on.
@@ -341,6 +348,7 @@ impl Connection {
                     if let Ok(bells) = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) }
                     {
                         add(&self.block.drained, bells as u64);
+                        self.acknowledge(fd);
                     }
                 }
                 ControlFlow::Break(through) => {
@@ -350,6 +358,16 @@ impl Connection {
                     return through;
                 }
             }
+        }
+    }
+
+    /// Has the kernel acknowledge what has come. Behind a bell that is not acknowledged Nagle's algorithm holds what the peer sends
+    /// next, some 40 ms, now that its socket is as the program wants it.
+    fn acknowledge(&self, fd: i32) {
+        if !self.is_unix() {
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+            let _ = rustix::net::sockopt::set_tcp_quickack(socket, true);
         }
     }
 }

@@ -56,6 +56,7 @@ mod survivor;
 mod sync;
 pub mod tcp;
 pub mod uninterrupted;
+pub mod unix;
 pub mod verbs;
 #[cfg(not(loom))]
 mod wait;

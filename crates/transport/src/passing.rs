@@ -61,9 +61,19 @@ impl Connection {
 
     /// The kernel says end of stream. After a `shutdown(SHUT_RD)` of our own it always does, so ask further.
     pub(crate) fn note_end(&self, fd: i32) {
-        if !self.block.has(flag::SHUT_RD) || tcp::peer_has_closed(fd) {
+        // On `AF_UNIX` it may have come before the switch, or after a return: then the kernel says so each time.
+        if (!self.block.has(flag::SHUT_RD) && !self.is_unix()) || self.peer_has_closed(fd) {
             self.note_gone(fd);
         }
+    }
+
+    /// Whether the peer has closed its socket, as far as this side can know: an `AF_UNIX` socket that this side has shut down
+    /// looks the same.
+    pub(crate) fn peer_has_closed(&self, fd: i32) -> bool {
+        if self.is_unix() && self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) {
+            return self.segment().is_some_and(|segment| segment.incoming().end() & end::CLOSED != 0);
+        }
+        tcp::peer_has_closed(fd)
     }
 
     /// The peer has closed its socket, or has died.
@@ -120,12 +130,13 @@ impl Connection {
     }
 
     /// How the peer reset the connection, if it did: `ECONNRESET`, or `EPIPE` if its stream had ended before
-    /// (`tcp_reset` of net/ipv4/tcp_input.c). A process that died without having taken all that this side sent has
+    /// (`tcp_reset` of net/ipv4/tcp_input.c), but not on `AF_UNIX`. A process that died without having taken all that this side sent has
     /// reset it, too.
     pub(crate) fn reset(&self, segment: &Segment) -> Option<Errno> {
         let ended = segment.incoming().end();
-        let ended_before = self.block.has(flag::VOID)
-            || (ended & end::FIN != 0 && (ended & end::RESET == 0 || ended & end::LATE != 0));
+        let ended_before = !self.is_unix()
+            && (self.block.has(flag::VOID)
+                || (ended & end::FIN != 0 && (ended & end::RESET == 0 || ended & end::LATE != 0)));
         let died = self.block.has(flag::PEER_GONE) && ended & (end::CLOSED | end::DEAF) == 0;
         let was_reset = ended & end::RESET != 0
             || self.block.has(flag::RESET)
@@ -161,7 +172,7 @@ impl Connection {
         match unsafe { tcp::recv(fd, &raw mut byte, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT) } {
             Ok(0) => self.note_end(fd),
             // The end may lie behind a bell that had to stay. An orderly one, if the kernel knows of no error.
-            Ok(_) if tcp::peer_has_closed(fd) => {
+            Ok(_) if self.peer_has_closed(fd) => {
                 if !(tcp::is_over(fd) && self.look_for_error(fd)) {
                     self.note_gone(fd);
                 }

@@ -32,6 +32,8 @@ pub mod bit {
     pub const RDNORM: u32 = 0x40;
     /// `POLLWRNORM`.
     pub const WRNORM: u32 = 0x100;
+    /// `POLLWRBAND`, which only `AF_UNIX` reports.
+    pub const WRBAND: u32 = 0x200;
     /// The peer sends nothing more.
     pub const RDHUP: u32 = 0x2000;
     /// Every bit that means readable.
@@ -75,10 +77,11 @@ impl Connection {
             return bits;
         }
         let switched = self.block.send_switched.load(Ordering::Acquire) != 0;
-        let unwanted =
-            self.block.has(flag::SHUT_WR | flag::PEER_GONE) || ended & (end::CLOSED | end::DEAF) != 0;
+        // A write that fails at once; on `AF_UNIX` the kernel says so of one that finds nobody.
+        let fails = if self.is_unix() { flag::PEER_GONE } else { flag::SHUT_WR | flag::PEER_GONE };
+        let unwanted = self.block.has(fails) || ended & (end::CLOSED | end::DEAF) != 0;
         if unwanted || ((switched || segment.is_ready()) && self.ring_has_space(segment)) {
-            bits |= bit::WRITE;
+            bits |= bit::WRITE | if self.is_unix() { bit::WRBAND } else { 0 };
         }
         bits
     }
@@ -117,7 +120,9 @@ impl Connection {
         if receive_shut {
             bits |= bit::RDHUP | bit::READ;
         }
-        if receive_shut && (self.block.has(flag::SHUT_WR) || self.reset(segment).is_some()) {
+        // On `AF_UNIX` the peer's end shuts this side's sending, too (`unix_shutdown`, `unix_release_sock` of net/unix/af_unix.c).
+        let refused = self.is_unix() && (self.block.has(flag::PEER_GONE) || ended & end::UNWANTED != 0);
+        if receive_shut && (self.block.has(flag::SHUT_WR) || refused || self.reset(segment).is_some()) {
             bits |= bit::HUP;
         }
         if self.untold_reset(segment).is_some() {
@@ -252,7 +257,7 @@ impl Connection {
             self.look_for_down(fd);
             if self.recv_settled() {
                 self.peer_is_gone(fd);
-            } else if tcp::peer_has_closed(fd) {
+            } else if self.peer_has_closed(fd) {
                 self.note_gone(fd);
             }
             // The answer to a write after the end, which whoever made it may not have noted yet.
@@ -324,7 +329,7 @@ impl Connection {
                 // A peer that has died before it left TCP: no byte of its will come through the ring. Memory shows it.
                 if events & bit::ERR != 0 {
                     bits |= self.take_error_of_kernel(fd);
-                } else if (ended != 0 || nothing) && tcp::peer_has_closed(fd) {
+                } else if (ended != 0 || nothing) && self.peer_has_closed(fd) {
                     self.note_gone(fd);
                 }
                 if events & bit::ALWAYS == bit::HUP && !self.block.has(flag::RESET) && tcp::is_over(fd) {
@@ -356,7 +361,7 @@ impl Connection {
         if self.look_for_error(fd) {
             return 0;
         }
-        if !tcp::is_over(fd) {
+        if !self.is_unix() && !tcp::is_over(fd) {
             return bit::ERR;
         }
         self.note_reset(fd);

@@ -114,6 +114,8 @@ reasons! {
     ZeroCopy = 39 => "zerocopy",
     /// The process has loaded a module whose calls no hook sees.
     UnseenCalls = 40 => "unseen-calls",
+    /// What the program sends or wants beside the bytes, descriptors or credentials (unix(7)), only the kernel can carry.
+    ControlData = 41 => "control-data",
 }
 
 impl fmt::Display for Reason {

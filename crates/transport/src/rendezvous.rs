@@ -1,6 +1,6 @@
 //! How the two ends of a connection on one host find each other, beside the connection and never in it.
 //!
-//! Both know the connection's four-tuple. Names are abstract Unix socket names, which live in the same network
+//! Both know the connection's four-tuple, or of `AF_UNIX` the number of the client's socket ([`Ends`]). Names are abstract Unix socket names, which live in the same network
 //! namespace as the TCP ports and vanish with their sockets.
 //!
 //! ```text
@@ -16,7 +16,10 @@
 //!
 //! No step waits: connect and send succeed before the other side accepts. A hint can be forged to
 //! no other end than a name that nobody answers. Each side compares the peer credentials of the Unix socket
-//! (unix(7), `SO_PEERCRED`) with the owner of the other TCP socket (sock_diag(7)).
+//! (unix(7), `SO_PEERCRED`) with the owner of the other socket of the connection (sock_diag(7)).
+//!
+//! Of a TCP connection the kernel counts the bytes, so each side knows by itself whether some went another way than by its hooks. Of
+//! an `AF_UNIX` one it does not: the server's answer says what it has counted, and the client compares ([`Counted`]).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -32,11 +35,107 @@ use rustix::net::{
 
 use crate::reason::Reason;
 use crate::segment::{Nonce, Segment};
-use crate::tcp;
 use crate::uninterrupted::Descriptor;
+use crate::unix::Name;
+use crate::{tcp, unix};
 
 const MESSAGE_MAGIC: [u8; 8] = *b"THALLUSo";
 const MESSAGE_BYTES: usize = 24;
+/// Of an `AF_UNIX` connection [`Counted`] follows.
+const LONGEST_MESSAGE: usize = MESSAGE_BYTES + 16;
+
+/// The two ends of a connection, as both of them know them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// Of a TCP connection: their addresses.
+    Internet {
+        /// Of the end that connected.
+        client: SocketAddr,
+        /// Of the end that accepted.
+        server: SocketAddr,
+    },
+    /// Of an `AF_UNIX` connection: the inode numbers of their sockets.
+    Unix {
+        /// Of the end that connected.
+        client: u32,
+        /// Of the end that accepted. It has none before, so the client leaves it open.
+        server: Option<u32>,
+    },
+}
+
+impl Ends {
+    fn name(self) -> SocketAddrUnix {
+        name(&match self {
+            Self::Internet { client, server } => format!("thallus/1/{client}-{server}"),
+            Self::Unix { client, .. } => format!("thallus/1/unix/{client}"),
+        })
+    }
+
+    fn message_bytes(self) -> usize {
+        match self {
+            Self::Internet { .. } => MESSAGE_BYTES,
+            Self::Unix { .. } => LONGEST_MESSAGE,
+        }
+    }
+
+    /// The user who owns the client's socket, or the server's.
+    fn owner(self, of_client: bool) -> Result<u32, Failure> {
+        let no_diag = |_| Failure::Stay(Reason::NoDiag);
+        match self {
+            Self::Internet { client, server } => {
+                let (local, peer) = if of_client { (client, server) } else { (server, client) };
+                let owner = tcp::owner_of(local, peer).map_err(no_diag)?.ok_or_else(|| {
+                    // A kernel whose sock_diag knows no TCP does not know this end either.
+                    let knows_tcp = matches!(tcp::owner_of(peer, local), Ok(Some(_)));
+                    Failure::Stay(if knows_tcp { Reason::Remote } else { Reason::NoDiag })
+                })?;
+                Ok(owner.uid)
+            }
+            Self::Unix { client, server } => {
+                let look_up = |inode| unix::look_up(inode).map_err(no_diag);
+                let server = match server {
+                    Some(server) => server,
+                    None => look_up(client)?.ok_or(Failure::Stay(Reason::NoDiag))?.peer,
+                };
+                if server == 0 {
+                    // Nobody has accepted it, so whoever answers is somebody else.
+                    return Err(Failure::Stay(Reason::NotOwner));
+                }
+                let (own, peer) = if of_client { (client, server) } else { (server, client) };
+                let known = look_up(own)?.filter(|known| known.peer == peer);
+                let known = known.ok_or(Failure::Stay(Reason::NotOwner))?;
+                known.uid.ok_or(Failure::Stay(Reason::NoDiag))
+            }
+        }
+    }
+}
+
+/// Where a server listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// A TCP port.
+    Port(u16),
+    /// The name of an `AF_UNIX` socket.
+    Unix(Name),
+}
+
+impl Service {
+    fn hint(self) -> SocketAddrUnix {
+        name(&match self {
+            Self::Port(port) => format!("thallus/1/port/{port}"),
+            Self::Unix(path) => format!("thallus/1/path/{}", path.digest()),
+        })
+    }
+}
+
+/// Bytes of a connection that one side has counted when they met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Sent.
+    pub sent: u64,
+    /// Received, those that wait to be read among them.
+    pub received: u64,
+}
 
 /// Puts an internal file descriptor where it is out of the application's way.
 pub type Place = fn(OwnedFd) -> Result<OwnedFd, Errno>;
@@ -59,14 +158,6 @@ fn out_of(errno: Errno) -> Failure {
     }
 }
 
-fn hint_name(port: u16) -> SocketAddrUnix {
-    name(&format!("thallus/1/port/{port}"))
-}
-
-fn tuple_name(client: SocketAddr, server: SocketAddr) -> SocketAddrUnix {
-    name(&format!("thallus/1/{client}-{server}"))
-}
-
 fn name(text: &str) -> SocketAddrUnix {
     // The longest text is that of two IPv6 addresses with ports, 106 bytes of 107.
     SocketAddrUnix::new_abstract_name(text.as_bytes()).expect("names are shorter than sun_path")
@@ -76,20 +167,20 @@ fn socket(kind: SocketType, place: Place) -> Result<OwnedFd, Errno> {
     place(socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?)
 }
 
-/// Server: announces that this process family may serve `port`. `Ok(None)` if someone already does.
-pub fn announce(port: u16, place: Place) -> Result<Option<OwnedFd>, Errno> {
+/// Server: announces that this process family may serve there. `Ok(None)` if someone already does.
+pub fn announce(service: Service, place: Place) -> Result<Option<OwnedFd>, Errno> {
     let socket = socket(SocketType::DGRAM, place)?;
-    match bind(&socket, &hint_name(port)) {
+    match bind(&socket, &service.hint()) {
         Ok(()) => Ok(Some(socket)),
         Err(Errno::ADDRINUSE) => Ok(None),
         Err(errno) => Err(errno),
     }
 }
 
-/// Client: whether some process announced `port`.
-pub fn is_announced(port: u16, place: Place) -> Result<bool, Errno> {
+/// Client: whether some process announced that.
+pub fn is_announced(service: Service, place: Place) -> Result<bool, Errno> {
     let socket = Descriptor::from(socket(SocketType::DGRAM, place)?);
-    match connect(&socket, &hint_name(port)) {
+    match connect(&socket, &service.hint()) {
         Ok(()) => Ok(true),
         // EPROTOTYPE: somebody else's socket of another type has the name.
         Err(Errno::CONNREFUSED | Errno::PROTOTYPE) => Ok(false),
@@ -98,10 +189,10 @@ pub fn is_announced(port: u16, place: Place) -> Result<bool, Errno> {
 }
 
 /// Client: makes the connection findable.
-pub fn offer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<Descriptor, Reason> {
+pub fn offer(ends: Ends, place: Place) -> Result<Descriptor, Reason> {
     let attempt = || {
         let socket = Descriptor::from(socket(SocketType::SEQPACKET, place)?);
-        bind(&socket, &tuple_name(client, server))?;
+        bind(&socket, &ends.name())?;
         listen(&socket, 1)?;
         Ok(socket)
     };
@@ -112,44 +203,46 @@ pub fn offer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<Des
     })
 }
 
-/// Server: looks for the client's offer and answers it with a new segment.
-pub fn answer(client: SocketAddr, server: SocketAddr, place: Place) -> Result<Segment, Failure> {
+/// Server: looks for the client's offer and answers it with a new segment, and with what this side has `counted`.
+pub fn answer(ends: Ends, counted: Counted, place: Place) -> Result<Segment, Failure> {
     let socket = Descriptor::from(socket(SocketType::SEQPACKET, place).map_err(out_of)?);
-    match connect(&socket, &tuple_name(client, server)) {
+    match connect(&socket, &ends.name()) {
         Ok(()) => {}
         Err(Errno::CONNREFUSED | Errno::AGAIN) => return Err(Failure::NotYet),
         Err(Errno::PROTOTYPE) => return Err(Failure::Stay(Reason::NotOwner)),
         Err(errno) => return Err(out_of(errno)),
     }
-    let uid = check_owner(socket.as_fd(), client, server)?;
+    let uid = check_owner(socket.as_fd(), ends, true)?;
     let mut nonce: Nonce = [0; 16];
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(out_of)?;
     let (segment, memory) = Segment::create(nonce).map_err(out_of)?;
-    let mut message = [0; MESSAGE_BYTES];
+    let mut message = [0; LONGEST_MESSAGE];
     message[..8].copy_from_slice(&MESSAGE_MAGIC);
-    message[8..].copy_from_slice(&nonce);
+    message[8..24].copy_from_slice(&nonce);
+    message[24..32].copy_from_slice(&counted.sent.to_le_bytes());
+    message[32..].copy_from_slice(&counted.received.to_le_bytes());
     let fds = [memory.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
-    sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).map_err(out_of)?;
+    let message = &message[..ends.message_bytes()];
+    sendmsg(&socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL).map_err(out_of)?;
     Ok(segment.met(uid))
 }
 
-/// Client: takes the segment if the server has answered. A server that has connected but not sent yet
-/// waits in `arrived` for the next attempt.
+/// Client: takes the segment, and what the server has counted, if it has answered. A server that has connected but not sent
+/// yet waits in `arrived` for the next attempt.
 pub fn collect(
     offer: BorrowedFd<'_>,
     arrived: &mut Option<Descriptor>,
-    client: SocketAddr,
-    server: SocketAddr,
+    ends: Ends,
     place: Place,
-) -> Result<Segment, Failure> {
+) -> Result<(Segment, Counted), Failure> {
     let socket = match arrived.take() {
         Some(socket) => socket,
-        None => admit(offer, client, server, place)?,
+        None => admit(offer, ends, place)?,
     };
-    let mut message = [0; MESSAGE_BYTES];
+    let mut message = [0; LONGEST_MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received =
@@ -174,48 +267,40 @@ pub fn collect(
         })
         // The kernel cuts off a descriptor for which the process has no number left.
         .ok_or(Failure::Stay(if cut { Reason::NoFds } else { Reason::BadOffer }))?;
-    if received != MESSAGE_BYTES || message[..8] != MESSAGE_MAGIC {
+    if received != ends.message_bytes() || message[..8] != MESSAGE_MAGIC {
         return Err(Failure::Stay(Reason::BadOffer));
     }
     let mut nonce: Nonce = [0; 16];
-    nonce.copy_from_slice(&message[8..]);
+    nonce.copy_from_slice(&message[8..24]);
+    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| message[at + byte]));
+    let counted = Counted { sent: number(24), received: number(32) };
     let segment = Segment::accept(&memory, nonce).map_err(|error| match error {
         crate::segment::OfferError::Map(errno) => out_of(errno),
         _ => Failure::Stay(Reason::BadOffer),
     })?;
-    Ok(segment.met(uid_of_peer(socket.as_fd())?))
+    Ok((segment.met(uid_of_peer(socket.as_fd())?), counted))
 }
 
 /// Accepts whoever answers the offer, if it is the server. A stranger's connection is dropped and the offer
 /// stands: whoever spoils a name must not decide.
-fn admit(
-    offer: BorrowedFd<'_>,
-    client: SocketAddr,
-    server: SocketAddr,
-    place: Place,
-) -> Result<Descriptor, Failure> {
+fn admit(offer: BorrowedFd<'_>, ends: Ends, place: Place) -> Result<Descriptor, Failure> {
     let socket = match accept_with(offer, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Ok(socket) => Descriptor::from(place(socket).map_err(out_of)?),
         Err(Errno::AGAIN | Errno::INTR) => return Err(Failure::NotYet),
         Err(errno) => return Err(out_of(errno)),
     };
-    match check_owner(socket.as_fd(), server, client) {
+    match check_owner(socket.as_fd(), ends, false) {
         Ok(_) => Ok(socket),
         Err(Failure::Stay(Reason::NotOwner)) => Err(Failure::NotYet),
         Err(other) => Err(other),
     }
 }
 
-/// The user at the other end of `socket`, if it owns the TCP socket at `local` connected to `peer`.
-fn check_owner(socket: BorrowedFd<'_>, local: SocketAddr, peer: SocketAddr) -> Result<u32, Failure> {
-    let owner = tcp::owner_of(local, peer).map_err(|_| Failure::Stay(Reason::NoDiag))?;
-    let owner = owner.ok_or_else(|| {
-        // A kernel whose sock_diag knows no TCP does not know this end either.
-        let knows_tcp = matches!(tcp::owner_of(peer, local), Ok(Some(_)));
-        Failure::Stay(if knows_tcp { Reason::Remote } else { Reason::NoDiag })
-    })?;
+/// The user at the other end of `socket`, if it owns the client's end of the connection, or the server's.
+fn check_owner(socket: BorrowedFd<'_>, ends: Ends, of_client: bool) -> Result<u32, Failure> {
+    let owner = ends.owner(of_client)?;
     let uid = uid_of_peer(socket)?;
-    if uid == owner.uid { Ok(uid) } else { Err(Failure::Stay(Reason::NotOwner)) }
+    if uid == owner { Ok(uid) } else { Err(Failure::Stay(Reason::NotOwner)) }
 }
 
 /// The effective user of the process at the other end of `socket`, when it connected or listened.
@@ -228,74 +313,112 @@ fn uid_of_peer(socket: BorrowedFd<'_>) -> Result<u32, Failure> {
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+    use std::process;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     fn place(fd: OwnedFd) -> Result<OwnedFd, Errno> {
         Ok(fd)
     }
 
-    fn connection() -> (TcpStream, TcpStream, SocketAddr, SocketAddr) {
+    const NONE: Counted = Counted { sent: 0, received: 0 };
+
+    fn connection() -> (TcpStream, TcpStream, Ends) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let server = listener.accept().unwrap().0;
-        let addresses = (client.local_addr().unwrap(), server.local_addr().unwrap());
-        (client, server, addresses.0, addresses.1)
+        let ends =
+            Ends::Internet { client: client.local_addr().unwrap(), server: server.local_addr().unwrap() };
+        (client, server, ends)
+    }
+
+    fn unix_connection() -> (UnixStream, UnixStream, Ends) {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let address =
+            SocketAddr::from_abstract_name(format!("rendezvous-{}-{number}", process::id())).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        let client = UnixStream::connect_addr(&address).unwrap();
+        let server = listener.accept().unwrap().0;
+        let number = |end: &UnixStream| unix::inode(end.as_fd()).unwrap();
+        let ends = Ends::Unix { client: number(&client), server: Some(number(&server)) };
+        (client, server, ends)
     }
 
     #[test]
     fn an_offer_that_is_answered_gives_both_sides_the_same_memory() {
-        let (_c, _s, client, server) = connection();
-        let offer = offer(client, server, place).unwrap();
-        let answered = answer(client, server, place).unwrap();
-        let collected = collect(offer.as_fd(), &mut None, client, server, place).unwrap();
-        assert!(collected.set_ready());
-        assert!(answered.is_ready());
+        let (_c, _s, internet) = connection();
+        let (_client, _server, unix) = unix_connection();
+        let counted = Counted { sent: 1, received: u64::MAX };
+        for (ends, expected) in [(internet, NONE), (unix, counted)] {
+            let offer = offer(ends, place).unwrap();
+            let answered = answer(ends, counted, place).unwrap();
+            let ends = match ends {
+                Ends::Unix { client, .. } => Ends::Unix { client, server: None },
+                internet => internet,
+            };
+            let (collected, told) = collect(offer.as_fd(), &mut None, ends, place).unwrap();
+            assert_eq!(told, expected);
+            assert!(collected.set_ready());
+            assert!(answered.is_ready());
+        }
+    }
+
+    #[test]
+    fn who_names_other_ends_than_the_kernel_owns_none() {
+        let (_client, _server, ends) = unix_connection();
+        let Ends::Unix { client, .. } = ends else { unreachable!() };
+        let elsewhere = Ends::Unix { client, server: Some(client) };
+        let _offer = offer(elsewhere, place).unwrap();
+        assert_eq!(answer(elsewhere, NONE, place).unwrap_err(), Failure::Stay(Reason::NotOwner));
     }
 
     #[test]
     fn nothing_waits_for_a_side_that_is_not_there() {
-        let (_c, _s, client, server) = connection();
-        assert_eq!(answer(client, server, place).unwrap_err(), Failure::NotYet);
-        let offer = offer(client, server, place).unwrap();
-        assert_eq!(collect(offer.as_fd(), &mut None, client, server, place).unwrap_err(), Failure::NotYet);
+        let (_c, _s, ends) = connection();
+        assert_eq!(answer(ends, NONE, place).unwrap_err(), Failure::NotYet);
+        let offer = offer(ends, place).unwrap();
+        assert_eq!(collect(offer.as_fd(), &mut None, ends, place).unwrap_err(), Failure::NotYet);
     }
 
     #[test]
     fn a_name_that_is_taken_keeps_the_connection_on_tcp() {
-        let (_c, _s, client, server) = connection();
-        let _squatter = offer(client, server, place).unwrap();
-        assert_eq!(offer(client, server, place).unwrap_err(), Reason::NameTaken);
+        let (_c, _s, ends) = connection();
+        let _squatter = offer(ends, place).unwrap();
+        assert_eq!(offer(ends, place).unwrap_err(), Reason::NameTaken);
     }
 
     #[test]
     fn an_offer_for_a_connection_that_does_not_exist_is_not_answered() {
         // Of a connection that exists the kernel knows at least this end.
-        let client = "127.0.0.1:1".parse().unwrap();
-        let server = "127.0.0.1:2".parse().unwrap();
-        let _offer = offer(client, server, place).unwrap();
-        assert_eq!(answer(client, server, place).unwrap_err(), Failure::Stay(Reason::NoDiag));
+        let [client, server] = ["127.0.0.1:1", "127.0.0.1:2"].map(|address| address.parse().unwrap());
+        let ends = Ends::Internet { client, server };
+        let _offer = offer(ends, place).unwrap();
+        assert_eq!(answer(ends, NONE, place).unwrap_err(), Failure::Stay(Reason::NoDiag));
     }
 
     #[test]
     fn garbage_instead_of_a_segment_is_refused() {
-        let (_c, _s, client, server) = connection();
-        let offer = offer(client, server, place).unwrap();
+        let (_c, _s, ends) = connection();
+        let offer = offer(ends, place).unwrap();
         let stranger = socket(SocketType::SEQPACKET, place).unwrap();
-        connect(&stranger, &tuple_name(client, server)).unwrap();
+        connect(&stranger, &ends.name()).unwrap();
         rustix::net::send(&stranger, b"what is this", SendFlags::empty()).unwrap();
         assert_eq!(
-            collect(offer.as_fd(), &mut None, client, server, place).unwrap_err(),
+            collect(offer.as_fd(), &mut None, ends, place).unwrap_err(),
             Failure::Stay(Reason::BadOffer)
         );
     }
 
     #[test]
     fn a_server_that_has_not_sent_yet_is_waited_for() {
-        let (_c, _s, client, server) = connection();
-        let offer = offer(client, server, place).unwrap();
+        let (_c, _s, ends) = connection();
+        let offer = offer(ends, place).unwrap();
         let slow = socket(SocketType::SEQPACKET, place).unwrap();
-        connect(&slow, &tuple_name(client, server)).unwrap();
+        connect(&slow, &ends.name()).unwrap();
         let mut arrived = None;
-        let attempt = |arrived: &mut _| collect(offer.as_fd(), arrived, client, server, place).unwrap_err();
+        let attempt = |arrived: &mut _| collect(offer.as_fd(), arrived, ends, place).unwrap_err();
         assert_eq!(attempt(&mut arrived), Failure::NotYet);
         assert!(arrived.is_some());
         drop(slow);
@@ -305,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_port_is_announced_until_its_socket_closes() {
-        let port = 1;
+        let port = Service::Port(1);
         assert!(!is_announced(port, place).unwrap());
         let hint = announce(port, place).unwrap();
         assert!(hint.is_some());
@@ -318,6 +441,7 @@ mod tests {
     #[test]
     fn the_longest_name_fits() {
         let address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().unwrap();
-        tuple_name(address, address);
+        Ends::Internet { client: address, server: address }.name();
+        Service::Unix(Name::of(&[b'x'; 108]).unwrap()).hint();
     }
 }

@@ -1,5 +1,6 @@
 //! What the environment asked for. Set once, before the first connection.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
@@ -13,6 +14,7 @@ use crate::peers::{Rule, same_host};
 use crate::rendezvous::Place;
 use crate::ring::{CLASSES, class_size};
 use crate::tcp::{self, errno};
+use crate::unix::Name;
 
 /// Choices of the user of the library.
 #[derive(Clone, Debug)]
@@ -23,6 +25,8 @@ pub struct Settings {
     pub verbs: Verbs,
     /// Server ports whose connections may be upgraded, as inclusive ranges; empty for all.
     pub ports: Vec<(u16, u16)>,
+    /// Servers' names of `AF_UNIX` connections that may be upgraded; empty for none.
+    pub unix: Vec<UnixRule>,
     /// I/O calls on a connection before it looks for its peer.
     pub upgrade_after: u32,
     /// Whether earlier connections may make it more.
@@ -49,6 +53,7 @@ impl Default for Settings {
             shm: true,
             verbs: Verbs::default(),
             ports: Vec::new(),
+            unix: Vec::new(),
             upgrade_after: 8,
             learns: true,
             spin_ns: 100_000,
@@ -81,6 +86,52 @@ pub struct Verbs {
     pub timeout: u8,
     /// Retries before a queue pair fails. With 7 soft-RoCE never gives up.
     pub retries: u8,
+}
+
+/// Names of `AF_UNIX` sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnixRule {
+    /// The name, or how it begins; empty for all.
+    pub name: String,
+    /// Whether more may follow.
+    pub open: bool,
+    /// Whether such connections are left alone.
+    pub excludes: bool,
+}
+
+impl fmt::Display for UnixRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mark, star) = (if self.excludes { "!" } else { "" }, if self.open { "*" } else { "" });
+        match self.name.is_empty() {
+            true => write!(f, "{mark}all"),
+            false => write!(f, "{mark}{}{star}", self.name),
+        }
+    }
+}
+
+impl UnixRule {
+    /// Reads a list: names of servers' sockets, abstract ones behind `@`, `*` at the end of one for all that begin so, `all` for all,
+    /// and `!` in front of one for all but that. `off` for none.
+    pub fn parse_list(text: &str) -> Option<Vec<Self>> {
+        if text.trim() == "off" {
+            return Some(Vec::new());
+        }
+        text.split(',').map(|part| Self::parse(part.trim())).collect()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (excludes, name) = text.strip_prefix('!').map_or((false, text), |name| (true, name));
+        if name == "all" {
+            return Some(Self { name: String::new(), open: true, excludes });
+        }
+        let (open, name) = name.strip_suffix('*').map_or((false, name), |name| (true, name));
+        let is_name = name.len() > 1 && name.starts_with(['/', '@', '.']);
+        is_name.then(|| Self { name: name.to_owned(), open, excludes })
+    }
+
+    fn names(&self, name: &str) -> bool {
+        if self.open { name.starts_with(&self.name) } else { name == self.name }
+    }
 }
 
 /// How a message is written into the peer's ring. Whoever reads it need not know.
@@ -160,6 +211,15 @@ impl Settings {
     pub fn selects(&self, port: u16) -> bool {
         self.ports.is_empty() || self.ports.iter().any(|&(first, last)| (first..=last).contains(&port))
     }
+
+    /// Whether `AF_UNIX` connections to a server of this name may be upgraded: as the last rule says that names it.
+    pub fn selects_unix(&self, name: &Name) -> bool {
+        if self.unix.is_empty() {
+            return false;
+        }
+        let name = name.to_string();
+        self.unix.iter().rev().find(|rule| rule.names(&name)).is_some_and(|rule| !rule.excludes)
+    }
 }
 
 /// The largest window class of at most `bytes`; the smallest if none is.
@@ -190,6 +250,24 @@ mod tests {
         let some = Settings { ports: vec![(10, 20), (5432, 5432)], ..Settings::default() };
         assert!(some.selects(10) && some.selects(20) && some.selects(5432));
         assert!(!some.selects(21));
+    }
+
+    #[test]
+    fn the_last_rule_that_names_a_unix_socket_decides() {
+        let selects = |list: &str, path: &[u8]| {
+            let unix = UnixRule::parse_list(list).unwrap();
+            Settings { unix, ..Settings::default() }.selects_unix(&Name::of(path).unwrap())
+        };
+        assert!(!Settings::default().selects_unix(&Name::of(b"/a").unwrap()));
+        assert!(selects("all", b"/a") && selects("all", b"\0a") && !selects("off", b"/a"));
+        assert!(selects("/run/*,@x", b"/run/a") && selects("/run/*,@x", b"\0x") && !selects("@x", b"\0xy"));
+        assert!(!selects("all,!/tmp/*", b"/tmp/a") && selects("all,!/tmp/*,/tmp/b", b"/tmp/b"));
+        let list = "all,!/tmp/*,@x";
+        let texts = UnixRule::parse_list(list).unwrap().iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(texts.join(","), list);
+        for wrong in ["", "a", "/a,", "!", "@", "*", "all,b"] {
+            assert_eq!(UnixRule::parse_list(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

@@ -94,6 +94,38 @@ impl Connection {
         self.block.state() == State::Pinned
     }
 
+    /// Has the kernel's socket carry whatever is sent from now on, because of something that only it can carry; calls still go by the
+    /// hooks, which give to the application what came before. Waits for the peer until `deadline`. False if that can't be yet.
+    #[cold]
+    pub fn send_by_kernel(&self, fd: i32, reason: Reason, deadline: Instant) -> bool {
+        if self.pin(fd, reason) {
+            return true;
+        }
+        let _uninterrupted = Uninterrupted::begin();
+        let Some(segment) = self.segment() else { return false };
+        let Ok(_receiving) = self.lock_receiving(fd) else { return false };
+        let _ = self.mend_locked(fd, segment);
+        // Also waits for a thread that is just sending what was in the ring.
+        let Ok(_sending) = self.lock_sending(fd) else { return false };
+        if !segment.is_ready() && (segment.refuse() || !segment.is_ready()) {
+            // It has come back, or nothing will ever leave it.
+            self.block.note(reason);
+            return true;
+        }
+        if !self.is_closed() && self.go_back_first(fd, segment, deadline, true) {
+            self.block.note(reason);
+            // What the peer has promised to send again is there when the program looks next.
+            let unread = segment.incoming().used();
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+            let is_missing = || tcp::unread(socket).is_ok_and(|there| there < unread);
+            while is_missing() && Instant::now() < deadline && !self.peer_has_closed(fd) {
+                rustix::thread::sched_yield();
+            }
+        }
+        self.block.has(flag::RETURNED)
+    }
+
     #[cold]
     fn hand_back(&self, fd: i32, reason: Reason, deadline: Instant) -> bool {
         let _uninterrupted = Uninterrupted::begin();
@@ -108,7 +140,7 @@ impl Connection {
                 Some(link) => self.go_back_for_good(fd, segment, link, deadline),
                 None => {
                     let Ok(_sending) = self.lock_sending(fd) else { return false };
-                    self.go_back_first(fd, segment, deadline)
+                    self.go_back_first(fd, segment, deadline, false)
                 }
             };
             if !left {

@@ -80,7 +80,7 @@ impl Connection {
     /// Whether the kernel takes no more because this side has shut down both directions: that says nothing of the peer.
     #[cold]
     fn has_told_kernel(&self, fd: i32) -> bool {
-        self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) && !tcp::peer_has_closed(fd)
+        self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) && !self.peer_has_closed(fd)
     }
 
     /// Reads up to `most` bells from the kernel, without waiting.
@@ -144,6 +144,10 @@ impl Connection {
             }
             // SAFETY: stop < SIDE_BYTES.
             let base = unsafe { segment.side().add(stop) };
+            if self.is_unix() && carries_control(fd, base, room) {
+                // Only a read of the application's can take it.
+                return false;
+            }
             let list = [libc::iovec { iov_base: base.as_ptr().cast(), iov_len: room }];
             let Ok(mut target) = Buffers::new(&list) else { break };
             self.block.absorbing_at.store(stop as u64, Ordering::Relaxed);
@@ -159,6 +163,24 @@ impl Connection {
         }
         waiting::is_settled(&socket) || tcp::unread(borrowed) == Ok(0)
     }
+}
+
+/// Whether something comes beside the next `room` bytes of an `AF_UNIX` socket, for which `base` has room.
+#[cold]
+fn carries_control(fd: i32, base: std::ptr::NonNull<u8>, room: usize) -> bool {
+    let mut list = libc::iovec { iov_base: base.as_ptr().cast(), iov_len: room };
+    let mut message = libc::msghdr {
+        msg_name: std::ptr::null_mut(),
+        msg_namelen: 0,
+        msg_iov: &raw mut list,
+        msg_iovlen: 1,
+        msg_control: std::ptr::null_mut(),
+        msg_controllen: 0,
+        msg_flags: 0,
+    };
+    // SAFETY: the caller's buffer, for one call.
+    let seen = unsafe { tcp::recvmsg(fd, &raw mut message, libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+    seen.is_ok() && message.msg_flags & libc::MSG_CTRUNC != 0
 }
 
 /// An active connection and the descriptor of the call that is inside.

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use crate::arena::flag;
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, ControlData};
 use crate::connection::Connection;
 use crate::control::{Control, end};
 use crate::ring::{HOT_CLASS, Lie, Pushed, class_size};
@@ -81,6 +81,9 @@ impl Connection {
                 None => break,
                 Some(Ok(taken)) if taken.count > 0 => {
                     total += taken.count;
+                    if target.has_control() {
+                        return Ok(total);
+                    }
                     let more = if peek {
                         // The ring follows, though the direction is settled only when these bytes are taken.
                         taken.count as u64 == waiting::tcp_left(&socket)
@@ -95,6 +98,10 @@ impl Connection {
                     }
                 }
                 Some(_) if total > 0 => return Ok(total),
+                // The kernel of an `AF_UNIX` socket has not been told, perhaps.
+                Some(Err(Errno::AGAIN)) if self.is_unix() && self.block.has(flag::SHUT_RD) => {
+                    return self.error_of_reads(segment).map_or(Ok(0), Err);
+                }
                 Some(Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::FAULT))) => return Err(errno),
                 Some(result) => {
                     if let Err(errno) = result {
@@ -219,7 +226,7 @@ impl Connection {
         total
     }
 
-    /// Receives what still comes over TCP: see [`waiting::take_tcp`].
+    /// Receives what still comes over TCP: see [`waiting::take_tcp`]. On `AF_UNIX` with what comes beside the bytes.
     pub(crate) fn take_tcp(
         &self,
         socket: &Socket<'_>,
@@ -232,7 +239,10 @@ impl Connection {
             let count = target.window(most, &mut list);
             asked = list[..count].iter().map(|piece| piece.iov_len).sum();
             let peek = if peek { libc::MSG_PEEK } else { 0 };
-            receive(socket.fd, &mut list[..count], flags | peek | libc::MSG_DONTWAIT)
+            // Another look follows.
+            let is_last = peek & !flags == 0;
+            let control = if is_last { target.control() } else { None };
+            receive(socket.fd, &mut list[..count], control, flags | peek | libc::MSG_DONTWAIT)
         })?;
         match taken {
             Ok(0) => self.note_end(socket.fd),
@@ -257,7 +267,7 @@ impl Connection {
             if self.is_on_tcp(segment) {
                 self.look_for_error(fd);
             }
-            return Err(self.untold_reset(segment).unwrap_or(Errno::PIPE));
+            return Err(self.refusal(segment));
         }
         if self.is_closed() {
             return Err(Errno::BADF);
@@ -273,7 +283,7 @@ impl Connection {
         }
         let producer = segment.outlet();
         let control = segment.outgoing();
-        if block.has(flag::PEER_GONE) || segment.incoming().end() & (end::CLOSED | end::DEAF) != 0 {
+        if block.has(flag::PEER_GONE) || segment.incoming().end() & end::UNWANTED != 0 {
             return self.send_into_void(fd, segment, source);
         }
         if self.is_blind(control) && self.peer_is_gone(fd) {
@@ -403,6 +413,10 @@ impl Connection {
         {
             return self.send_with_greeting(fd, segment, source, flags);
         }
+        if source.left() == 0 && self.is_unix() {
+            // The kernel looks whether anybody reads.
+            return transmit(fd, &mut [], flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        }
         let mut list = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
         let mut total = 0;
         // All of it, or as much as there is room for: programs take less for a sign that there is none.
@@ -433,6 +447,9 @@ impl Connection {
     /// What a write is to say that the kernel refused with `errno`. Of a reset it tells once, and may have told this library; and
     /// nobody else will be told what this write is.
     fn error_of_kernel(&self, fd: i32, segment: &Segment, errno: Errno) -> Errno {
+        if self.is_unix() {
+            return errno;
+        }
         if errno != Errno::PIPE {
             if errno != Errno::AGAIN && tcp::is_over(fd) {
                 self.note_error(fd, errno);
@@ -447,11 +464,32 @@ impl Connection {
         untold.unwrap_or(errno)
     }
 
+    /// Whether the peer has shut down receiving on an `AF_UNIX` socket, and its kernel does not know yet.
+    pub fn is_refused(&self) -> bool {
+        let is_refused = |segment: &Segment| segment.incoming().end() & end::REFUSES != 0;
+        self.is_unix() && self.segment().is_some_and(is_refused)
+    }
+
+    /// Whether a write fails at once, whatever way it would go.
+    pub fn refuses_writes(&self, fd: i32) -> bool {
+        let is_unwanted = |segment: &Segment| {
+            let ended = segment.incoming().end() & end::UNWANTED != 0;
+            self.is_unix() && (ended || self.peer_has_closed(fd))
+        };
+        self.block.has(flag::SHUT_WR) || self.segment().is_some_and(is_unwanted)
+    }
+
+    /// The error of a write that can't be sent any more. A reset that it tells of is told; on `AF_UNIX` only reads tell of it.
+    fn refusal(&self, segment: &Segment) -> Errno {
+        let untold = if self.is_unix() { None } else { self.untold_reset(segment) };
+        untold.unwrap_or(Errno::PIPE)
+    }
+
     /// A write to a peer that is gone. After a reset it fails. After an orderly end the kernel accepts one write, and the
     /// peer's reset makes the next one fail: a bell takes the bytes' place, so that it does just that.
     fn send_into_void(&self, fd: i32, segment: &Segment, source: &mut Buffers<'_>) -> Result<usize, Errno> {
-        if self.reset(segment).is_some() {
-            return Err(self.untold_reset(segment).unwrap_or(Errno::PIPE));
+        if self.is_unix() || self.reset(segment).is_some() {
+            return Err(self.refusal(segment));
         }
         if source.left() == 0 {
             return Ok(0);
@@ -548,6 +586,15 @@ impl Connection {
         Ok(true)
     }
 
+    /// Shuts down receiving, where the kernel must not be told because bells come that way (`AF_UNIX`): a mark for the peer.
+    pub fn shut_receiving(&self, fd: i32) {
+        let Some(segment) = self.segment() else { return };
+        let sleeps = segment.finish(end::REFUSES);
+        if segment.incoming().claim_space_bell() || sleeps {
+            self.ring(fd, segment);
+        }
+    }
+
     /// Says that this side has shut down both directions, if so. To be called before the kernel is told: an end that comes without
     /// this word is a dead peer's.
     pub fn go_deaf(&self) -> bool {
@@ -616,13 +663,25 @@ fn push_gathered(producer: &Outlet<'_>, source: &Buffers<'_>) -> Result<Pushed, 
     unsafe { producer.push(together.as_ptr(), length) }
 }
 
-fn receive(fd: i32, list: &mut [libc::iovec], flags: i32) -> Result<usize, Errno> {
+fn receive(
+    fd: i32,
+    list: &mut [libc::iovec],
+    control: Option<&mut ControlData>,
+    flags: i32,
+) -> Result<usize, Errno> {
     if list.is_empty() {
         return Err(Errno::AGAIN);
     }
     let mut message = message(list);
-    // SAFETY: the message refers to `list`, whose buffers the application vouches for.
-    unsafe { tcp::recvmsg(fd, &raw mut message, flags) }
+    if let Some(control) = &control {
+        (message.msg_control, message.msg_controllen) = (control.buffer, control.room);
+    }
+    // SAFETY: the message refers to `list`, whose buffers the application vouches for, as for the control buffer.
+    let result = unsafe { tcp::recvmsg(fd, &raw mut message, flags) };
+    if let (Some(control), Ok(_)) = (control, result) {
+        (control.length, control.flags) = (message.msg_controllen, message.msg_flags);
+    }
+    result
 }
 
 pub(crate) fn transmit(fd: i32, list: &mut [libc::iovec], flags: i32) -> Result<usize, Errno> {

@@ -3,7 +3,8 @@
 //! Whoever gets a lock that its owner died with ([`Guard::was_left`]) finds every word as the dead process last stored
 //! it, and each store of the ring's leaves it in order. Two things may have happened of which no word tells: bytes went
 //! from or to the kernel's socket buffers before they could be counted, and a bell was owed but not sent. The kernel
-//! has counted the bytes ([`tcp::counts`]), those of greetings too; a bell too many does no harm.
+//! has counted the bytes ([`tcp::counts`]), those of greetings too; a bell too many does no harm. Of an `AF_UNIX` connection it
+//! counts nothing: where bytes may be missing, the connection ends by a reset.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
@@ -13,7 +14,7 @@ use rustix::io::Errno;
 use crate::arena::flag;
 use crate::connection::Connection;
 use crate::lock::Guard;
-use crate::segment::SIDE_BYTES;
+use crate::segment::{SIDE_BYTES, Segment};
 use crate::waiting::{self, add};
 use crate::{process, tcp};
 
@@ -49,6 +50,9 @@ impl Connection {
             return self.inherit_frames(fd, segment);
         }
         self.block.raise(flag::INHERITED);
+        if self.is_unix() {
+            return self.inherit_uncounted(fd, segment);
+        }
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let Ok(read) = tcp::bytes_read(unsafe { BorrowedFd::borrow_raw(fd) }) else { return };
         self.inherit_hearing(segment, read);
@@ -73,6 +77,25 @@ impl Connection {
         }
     }
 
+    /// As [`Self::inherit_receiving`] on `AF_UNIX`, where the kernel counts no bytes. A bell that was taken and not counted is looked
+    /// for in vain, and so harmless.
+    fn inherit_uncounted(&self, fd: i32, segment: &Segment) {
+        let block = self.block;
+        let is_counted = block.recv_switched.load(Ordering::Acquire) != 0 || self.needs_no_count(segment);
+        if !is_counted || block.absorbing.load(Ordering::Relaxed) != 0 {
+            return self.lose(fd);
+        }
+        if segment.incoming().space_armed.0.has_sleepers() {
+            self.ring(fd, segment);
+        }
+    }
+
+    /// Whether all that comes from the kernel's socket, and goes there, is the application's, and stays so.
+    fn needs_no_count(&self, segment: &Segment) -> bool {
+        let is_back = self.block.has(flag::RETURNED) && !self.block.has(flag::BELLS_FIRST);
+        is_back || !segment.is_ready() && segment.refuse()
+    }
+
     #[cold]
     fn inherit_sending(&self, fd: i32) {
         let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return };
@@ -88,6 +111,12 @@ impl Connection {
         if self.block.send_switched.load(Ordering::Acquire) != 0 {
             if segment.outgoing().data_armed.0.has_sleepers() {
                 self.ring(fd, segment);
+            }
+            return;
+        }
+        if self.is_unix() {
+            if !self.needs_no_count(segment) {
+                self.lose(fd);
             }
             return;
         }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
 use crate::reason::Reason;
+use crate::unix;
 
 /// A raw error number as an [`Errno`].
 pub fn errno(raw: syscalls::Errno) -> Errno {
@@ -50,12 +51,16 @@ fn state(fd: i32) -> Option<u8> {
     .map(|_| state)
 }
 
-/// Whether the peer's FIN or reset has arrived, whatever this side has shut down.
+/// Whether the peer's FIN or reset has arrived, whatever this side has shut down. Of an `AF_UNIX` socket: whether the peer has
+/// closed it, unless this side has shut it down.
 pub fn peer_has_closed(fd: i32) -> bool {
     const ESTABLISHED: u8 = 1;
     const FIN_WAIT1: u8 = 4;
     const FIN_WAIT2: u8 = 5;
-    !matches!(state(fd), Some(ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
+    match state(fd) {
+        Some(state) => !matches!(state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2),
+        None => unix::is_over(fd),
+    }
 }
 
 /// Whether the connection is no more: it was reset, or both ends have closed it.
@@ -183,13 +188,20 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
 pub fn unsupported(fd: BorrowedFd<'_>) -> Option<Reason> {
     /// `SO_TIMESTAMP` and its relatives, in their old and their 64-bit forms (asm-generic/socket.h).
     const STAMPS: [i32; 6] = [29, 35, 37, 63, 64, 65];
+    /// A peek from somewhere else is no look at what comes next.
+    const NO_OFFSET: i32 = -1;
     let option = |name| integer_option(fd, libc::SOL_SOCKET, name);
+    if option(libc::SO_PEEK_OFF).is_some_and(|offset| offset != NO_OFFSET) {
+        return Some(Reason::UnsupportedCall);
+    }
     if option(libc::SO_RCVLOWAT).is_some_and(|bytes| bytes > 1) {
         return Some(Reason::RcvLowat);
     }
     let is_set = |name| option(name).is_some_and(|value| value != 0);
     let signals = || rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0);
-    (STAMPS.into_iter().any(is_set) || signals()).then_some(Reason::UnsupportedCall)
+    // Of `AF_UNIX` they tell nothing.
+    let stamps = || is_tcp(fd) && STAMPS.into_iter().any(is_set);
+    (stamps() || signals()).then_some(Reason::UnsupportedCall)
 }
 
 /// Whether `SO_ZEROCOPY` is on, without which the kernel ignores `MSG_ZEROCOPY`.
@@ -203,7 +215,7 @@ pub(crate) fn tells_inq(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// An option whose value begins with an integer; `None` if the kernel does not know it.
-fn integer_option(fd: BorrowedFd<'_>, level: i32, name: i32) -> Option<i32> {
+pub(crate) fn integer_option(fd: BorrowedFd<'_>, level: i32, name: i32) -> Option<i32> {
     // Room for SO_TIMESTAMPING's two words; the first tells.
     let mut value = [0i32; 2];
     let mut length = size_of_val(&value) as u32;
@@ -279,12 +291,37 @@ const NLMSG_HEADER: usize = 16;
 /// `idiag_uid` in struct inet_diag_msg, after the netlink header.
 const DIAG_UID: usize = NLMSG_HEADER + 64;
 
-/// struct nlmsghdr and struct inet_diag_req_v2 of linux/inet_diag.h.
-fn diag_request(local: SocketAddr, peer: SocketAddr) -> [u8; 72] {
-    let mut request = [0u8; 72];
-    request[0..4].copy_from_slice(&72u32.to_ne_bytes());
+/// A request of so many bytes, of which struct nlmsghdr is filled in.
+pub(crate) fn diag_header<const BYTES: usize>() -> [u8; BYTES] {
+    let mut request = [0u8; BYTES];
+    request[0..4].copy_from_slice(&(BYTES as u32).to_ne_bytes());
     request[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     request[6..8].copy_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+    request
+}
+
+/// Where the answer in `reply` begins; `None` if there is no such socket.
+pub(crate) fn diag_answer(reply: &[u8]) -> Result<Option<usize>, Errno> {
+    let kind = reply.get(4..6).map(|bytes| u16::from_ne_bytes([bytes[0], bytes[1]]));
+    match kind {
+        Some(SOCK_DIAG_BY_FAMILY) => Ok(Some(NLMSG_HEADER)),
+        Some(NLMSG_ERROR) => {
+            let code = diag_word(reply, NLMSG_HEADER)?.cast_signed();
+            let error = Errno::from_raw_os_error(-code);
+            if error == Errno::NOENT { Ok(None) } else { Err(error) }
+        }
+        _ => Err(Errno::BADMSG),
+    }
+}
+
+fn diag_word(reply: &[u8], at: usize) -> Result<u32, Errno> {
+    let bytes = reply.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).ok_or(Errno::BADMSG)?;
+    Ok(u32::from_ne_bytes(bytes))
+}
+
+/// struct nlmsghdr and struct inet_diag_req_v2 of linux/inet_diag.h.
+fn diag_request(local: SocketAddr, peer: SocketAddr) -> [u8; 72] {
+    let mut request = diag_header();
     let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     request[16] = family as u8;
     request[17] = libc::IPPROTO_TCP as u8;
@@ -307,18 +344,7 @@ fn put_address(field: &mut [u8], address: IpAddr) {
 }
 
 fn parse_diag(reply: &[u8]) -> Result<Option<Owner>, Errno> {
-    let word =
-        |at: usize| -> Option<u32> { Some(u32::from_ne_bytes(reply.get(at..at + 4)?.try_into().ok()?)) };
-    let kind = reply.get(4..6).map(|bytes| u16::from_ne_bytes([bytes[0], bytes[1]]));
-    match kind {
-        Some(SOCK_DIAG_BY_FAMILY) => Ok(Some(Owner { uid: word(DIAG_UID).ok_or(Errno::BADMSG)? })),
-        Some(NLMSG_ERROR) => {
-            let code = word(NLMSG_HEADER).ok_or(Errno::BADMSG)?.cast_signed();
-            let error = Errno::from_raw_os_error(-code);
-            if error == Errno::NOENT { Ok(None) } else { Err(error) }
-        }
-        _ => Err(Errno::BADMSG),
-    }
+    diag_answer(reply)?.map(|_| Ok(Owner { uid: diag_word(reply, DIAG_UID)? })).transpose()
 }
 
 #[cfg(test)]

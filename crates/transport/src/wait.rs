@@ -62,7 +62,14 @@ impl Connection {
                     Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                     Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
                 },
-                Err(errno) => return if total > 0 { Ok(total) } else { Err(self.told(errno)) },
+                // On `AF_UNIX` nobody will tell of it any more (`unix_stream_read_generic`).
+                Err(errno) if total > 0 => {
+                    if self.is_unix() {
+                        self.told(errno);
+                    }
+                    return Ok(total);
+                }
+                Err(errno) => return Err(self.told(errno)),
             }
         }
     }
@@ -81,7 +88,7 @@ impl Connection {
     }
 
     /// recv(2) of no bytes: waits as long as it would for one, and leaves it there. The kernel looks no further once it has waited,
-    /// not even at an error (`tcp_recvmsg_locked`).
+    /// not even at an error (`tcp_recvmsg_locked`); that of an `AF_UNIX` socket does (`unix_stream_read_generic`).
     fn recv_nothing(&self, fd: i32, flags: i32) -> Result<usize, Errno> {
         let mut byte = 0u8;
         let list = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
@@ -92,16 +99,21 @@ impl Connection {
             Err(Errno::AGAIN) if !at_once && !self.ask_whether_nonblocking(fd) => {}
             result => return result.map(|_| 0),
         }
+        let without_news = |errno| if self.is_unix() { Err(errno) } else { Ok(0) };
         let mut vain = VainWaits::default();
         loop {
             match self.wait_readable(fd, false, false) {
-                Ok(()) if vain.are_enough(|| self.limit(fd, Timeout::Recv, false)) => return Ok(0),
+                Ok(()) if vain.are_enough(|| self.limit(fd, Timeout::Recv, false)) => {
+                    return without_news(Errno::AGAIN);
+                }
                 Ok(()) => {}
-                Err(Errno::AGAIN | Errno::INTR) => return Ok(0),
+                Err(errno @ (Errno::AGAIN | Errno::INTR)) => return without_news(errno),
                 Err(errno) => return Err(errno),
             }
-            if self.try_recv(fd, &mut Buffers::new(&list)?, flags) != Err(Errno::AGAIN) {
-                return Ok(0);
+            match self.try_recv(fd, &mut Buffers::new(&list)?, flags) {
+                Err(Errno::AGAIN) => {}
+                Err(errno) if self.is_unix() => return Err(self.told(errno)),
+                _ => return Ok(0),
             }
         }
     }
@@ -136,19 +148,31 @@ impl Connection {
                     continue;
                 }
                 Err(FAILED) => return if total > 0 { Ok(total) } else { Err(Errno::CONNRESET) },
-                Err(errno) => return if total > 0 { Ok(total) } else { Err(self.told(errno)) },
+                Err(errno) => {
+                    let errno = if source.has_waited() { self.told_while_waiting(errno) } else { errno };
+                    return if total > 0 { Ok(total) } else { Err(self.told(errno)) };
+                }
             }
             if source.left() == 0 {
                 return Ok(total);
             }
             let at_once = flags & libc::MSG_DONTWAIT != 0 || !blocks && self.is_nonblocking(fd);
             let waited = if at_once { Err(Errno::AGAIN) } else { self.wait_writable(fd, &mut deadline) };
+            source.note_wait();
             match waited {
                 Ok(()) if !vain.are_enough(|| self.limit_of_socket(fd, Timeout::Send)) => {}
                 Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                 Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
             }
         }
+    }
+
+    /// What a write that has waited for room says where it would otherwise say `errno`: on `AF_UNIX` only such a write tells of a
+    /// reset, and then no read does (`sock_alloc_send_pskb` of net/core/sock.c).
+    #[cold]
+    fn told_while_waiting(&self, errno: Errno) -> Errno {
+        let untold = self.segment().filter(|_| self.is_unix()).and_then(|segment| self.untold_reset(segment));
+        untold.map_or(errno, |reset| self.told(reset))
     }
 
     /// How long a call may wait. `None`: as long as it takes.
@@ -308,7 +332,7 @@ impl Connection {
             self.ring_has_space(segment)
                 || self.block.has(flag::PEER_GONE)
                 || segment.link().is_some_and(|link| link.has_failed() || link.is_frozen())
-                || segment.incoming().end() & (end::CLOSED | end::DEAF) != 0
+                || segment.incoming().end() & end::UNWANTED != 0
                 || self.block.has(flag::RETURNED)
                 || self.is_asked_back(segment)
         };

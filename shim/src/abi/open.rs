@@ -1,10 +1,11 @@
 //! socket, connect, accept, accept4, listen.
 
 use libc::{c_int, sockaddr, socklen_t};
+use rustix::io::Errno;
 
 use super::guard;
 use crate::ops::open;
-use crate::{real, table};
+use crate::{errno, real, table};
 
 /// socket(2).
 #[unsafe(no_mangle)]
@@ -26,9 +27,12 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: so
     // SAFETY: the program's own arguments.
     let result = unsafe { real::connect(fd, address, length) };
     guard(|| {
-        // SAFETY: the kernel has read the address, or refused it.
-        let port = unsafe { open::port(address, length) };
-        open::connected(fd, port, result);
+        if result != 0 && errno::now() == Errno::FAULT {
+            return result;
+        }
+        // SAFETY: the kernel has read the address.
+        let target = unsafe { open::target(address, length) };
+        open::connected(fd, target, result);
         result
     })
 }

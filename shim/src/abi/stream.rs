@@ -7,7 +7,10 @@ use libc::{
     ssize_t, timespec,
 };
 use rustix::io::Errno;
+use syscalls::Sysno;
+use thallus_transport::buffers::ControlData;
 use thallus_transport::reason::Reason;
+use thallus_transport::unix;
 
 use super::{cancellable, guard};
 use crate::ops::descriptor;
@@ -165,11 +168,38 @@ pub unsafe extern "C" fn recvfrom(
         })
     };
     if ours && result >= 0 && !address.is_null() && !length.is_null() {
-        // TCP names no source (tcp_recvmsg leaves the name alone, and its length becomes 0).
-        // SAFETY: the program's own length.
-        unsafe { length.write(0) };
+        // SAFETY: the program's own.
+        unsafe { *length = put_name(fd, address, *length, result, count) };
     }
     result
+}
+
+/// Says who has sent what was received just now, `received` of so many bytes `asked` for. TCP names no source (tcp_recvmsg leaves the
+/// name alone, and its length becomes 0), but `AF_UNIX` does, also of bytes that it only looked at (`unix_copy_addr` of
+/// net/unix/af_unix.c).
+///
+/// # Safety
+/// `name` is writable for `room` bytes.
+unsafe fn put_name(
+    fd: c_int,
+    name: *mut sockaddr,
+    room: socklen_t,
+    received: ssize_t,
+    asked: usize,
+) -> socklen_t {
+    if !table::is_unix(fd) || received == 0 && (asked > 0 || !stream::has_unread(fd)) {
+        return 0;
+    }
+    // SAFETY: the program's descriptor, on which it makes a call.
+    let socket = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
+    let Ok((peer, length)) = errno::keep(|| unix::address(Sysno::getpeername, socket)) else { return 0 };
+    if length <= size_of::<libc::sa_family_t>() {
+        return 0;
+    }
+    let count = length.min(room as usize);
+    // SAFETY: the caller's promise; the name is no shorter.
+    unsafe { std::ptr::copy_nonoverlapping((&raw const peer).cast::<u8>(), name.cast(), count) };
+    length as socklen_t
 }
 
 /// `recvfrom` as fortified programs call it.
@@ -237,24 +267,42 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     let mut ours = true;
     // SAFETY: the program's own message.
+    let (buffer, room) = unsafe { ((*message).msg_control, (*message).msg_controllen) };
+    let room = if buffer.is_null() { 0 } else { room };
+    let mut control = ControlData { buffer, room, length: 0, flags: 0 };
+    let asked;
+    // SAFETY: the program's own message.
     let result = unsafe {
         let Some(entries) = message_list(message) else { return real::recvmsg(fd, message, flags) };
-        stream::receive(fd, entries, flags, || {
+        asked = stream::length(entries);
+        stream::receive_with(fd, entries, flags, Some(&mut control), || {
             ours = false;
             real::recvmsg(fd, message, flags)
         })
     };
-    if ours && result >= 0 {
-        // SAFETY: the program's own message.
-        let message = unsafe { &mut *message };
-        // TCP gives no address.
-        message.msg_namelen = 0;
-        message.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
-        match descriptor::inq(fd) {
-            // SAFETY: the program's own control buffer.
-            Some(inq) => unsafe { put_control(message, libc::IPPROTO_TCP, libc::TCP_CM_INQ, inq) },
-            None => message.msg_controllen = 0,
+    if result < 0 {
+        return result;
+    }
+    // SAFETY: the program's own message.
+    let message = unsafe { &mut *message };
+    if !ours {
+        if message.msg_controllen > 0 || message.msg_flags & libc::MSG_CTRUNC != 0 {
+            stream::control_came(fd);
         }
+        return result;
+    }
+    if !message.msg_name.is_null() {
+        // SAFETY: the program's own name.
+        message.msg_namelen =
+            unsafe { put_name(fd, message.msg_name.cast(), message.msg_namelen, result, asked) };
+    } else {
+        message.msg_namelen = 0;
+    }
+    message.msg_flags = flags & libc::MSG_CMSG_CLOEXEC | control.flags;
+    match descriptor::inq(fd) {
+        // SAFETY: the program's own control buffer.
+        Some(inq) => unsafe { put_control(message, libc::IPPROTO_TCP, libc::TCP_CM_INQ, inq) },
+        None => message.msg_controllen = control.length,
     }
     result
 }
@@ -460,7 +508,7 @@ unsafe fn send_ours(fd: c_int, buffer: *const c_void, count: size_t, flags: c_in
     unsafe { transmit_ours(fd, &one(buffer.cast(), count), flags, || real::send(fd, buffer, count, flags)) }
 }
 
-/// sendto(2). On a connected TCP socket the address is ignored, as the kernel does.
+/// sendto(2). On a connected TCP socket the address is ignored, as the kernel does; on `AF_UNIX` it is an error.
 ///
 /// # Safety
 /// As for sendto(2).
@@ -473,6 +521,11 @@ pub unsafe extern "C" fn sendto(
     address: *const sockaddr,
     length: socklen_t,
 ) -> ssize_t {
+    if !address.is_null() && length > 0 && stream::is_connection(fd) && table::is_unix(fd) {
+        // The kernel refuses it before it looks at anything else.
+        // SAFETY: the program's own arguments.
+        return unsafe { real::sendto(fd, buffer, count, flags, address, length) };
+    }
     // SAFETY: the program's own buffer.
     unsafe {
         transmit(fd, &one(buffer.cast(), count), flags, || {
@@ -499,6 +552,9 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     // SAFETY: the program's own message.
     unsafe {
         if let Some(connection) = table::released(fd) {
+            if has_control(&*message) && !passes() {
+                return errno::count(Err(Errno::OPNOTSUPP));
+            }
             let result = real::sendmsg(fd, message, flags);
             connection.sent(result);
             return result;
@@ -507,7 +563,12 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     }
 }
 
-/// sendmsg(2) on a connection of ours: TCP carries no descriptors.
+/// Whether something is to go beside the bytes.
+fn has_control(message: &msghdr) -> bool {
+    !message.msg_control.is_null() && message.msg_controllen > 0
+}
+
+/// sendmsg(2) on a connection of ours: TCP carries no descriptors, `AF_UNIX` does.
 ///
 /// # Safety
 /// `message` is the program's own.
@@ -515,6 +576,18 @@ unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> ssize
     // SAFETY: the program's own message.
     unsafe {
         let Some(entries) = message_list(message) else { return real::sendmsg(fd, message, flags) };
+        let header = &*message;
+        if !header.msg_name.is_null() && header.msg_namelen > 0 && table::is_unix(fd) {
+            // As in `sendto`.
+            return real::sendmsg(fd, message, flags);
+        }
+        if has_control(header) && table::is_unix(fd) {
+            if !stream::settle_passed_fds(message) {
+                return errno::count(Err(Errno::OPNOTSUPP));
+            }
+            let asked = stream::length(entries);
+            return stream::transmit_with_control(fd, asked, flags, || real::sendmsg(fd, message, flags));
+        }
         stream::transmit(fd, entries, flags, || real::sendmsg(fd, message, flags))
     }
 }
@@ -589,10 +662,15 @@ pub unsafe extern "C" fn splice(
     count: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    let stays = |fd| stream::settle(fd, Reason::UnsupportedCall);
-    if guard(|| i32::from(stays(input) && stays(out))) != 1 {
-        // What splice says of descriptors that it can't serve; programs then read and write.
-        return errno::count(Err(Errno::INVAL));
+    // What splice says of descriptors that it can't serve; programs then read and write.
+    let otherwise = Errno::INVAL;
+    let settled = guard(|| {
+        let input = stream::settle(input, Reason::UnsupportedCall).then_some(()).ok_or(otherwise);
+        let both = input.and_then(|()| stream::settle_for_writing(out, Reason::UnsupportedCall, otherwise));
+        errno::count(both.map(|()| 0))
+    });
+    if settled != 0 {
+        return settled;
     }
     // SAFETY: the program's own arguments.
     unsafe { real::splice(input, offset_in, out, offset_out, count, flags) }

@@ -1,6 +1,7 @@
 //! Descriptors come and go, and change: close, dup, fcntl, ioctl, shutdown, socket options.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use libc::{c_int, c_void};
 use rustix::fd::BorrowedFd;
@@ -8,6 +9,8 @@ use rustix::io::Errno;
 use thallus_transport::arena::flag;
 use thallus_transport::reason::Reason;
 use thallus_transport::segment::Segment;
+use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
+use thallus_transport::unix;
 
 use crate::ops::epoll;
 use crate::ops::stream::settle;
@@ -169,6 +172,8 @@ pub(crate) unsafe fn ioctl(fd: i32, request: u64, argument: usize, call: impl Fn
 pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
     let Some(entered) = table::enter(fd) else { return call() };
     let connection = entered.connection();
+    // A peer that has been told by an `AF_UNIX` socket that nobody reads there can't ring any more, and writers might need that.
+    let mut refuses = how == libc::SHUT_RD && connection.is_unix() && !connection.block.has(flag::SHUT_WR);
     if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
         return call();
     }
@@ -193,7 +198,16 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             }
             continue;
         }
-        let is_over = connection.is_over(fd);
+        if std::mem::take(&mut refuses) {
+            if connection.send_by_kernel(fd, Reason::ShutdownBeforeUpgrade, Instant::now() + SHORT_PATIENCE) {
+                continue;
+            }
+            block.raise(flag::SHUT_RD);
+            connection.shut_receiving(fd);
+            errno::keep(|| epoll::stalled(entered.slot));
+            return 0;
+        }
+        let is_over = !connection.is_unix() && connection.is_over(fd);
         if how != libc::SHUT_RD
             && let Err(errno) = connection.shut_sending(fd)
         {
@@ -252,22 +266,40 @@ pub(crate) unsafe fn set_option(
         }
         return result;
     }
+    const NOT_OF_TCP: [i32; 3] = unix::SENDER_OPTIONS;
     let reason = match (level, name) {
+        (libc::SOL_SOCKET, name) if NOT_OF_TCP.contains(&name) => Reason::ControlData,
+        (libc::SOL_SOCKET, libc::SO_PEEK_OFF) => Reason::UnsupportedCall,
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => Reason::RcvLowat,
         (libc::SOL_SOCKET, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING)
         | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => Reason::UnsupportedCall,
         _ => return call(),
     };
+    // An `AF_UNIX` stream tells no times.
+    let tells_nothing = matches!(name, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING);
+    if (level == libc::IPPROTO_TCP || tells_nothing) && table::is_unix(fd) {
+        return call();
+    }
     let Some(entered) = table::enter(fd) else { return call() };
     if length as usize >= size_of::<c_int>() && !value.is_null() && name != libc::TCP_ULP {
         // SAFETY: an int is readable there.
         let number = unsafe { value.cast::<c_int>().read_unaligned() };
-        let harmless = if reason == Reason::RcvLowat { number <= 1 } else { number == 0 };
+        let harmless = match (reason, name) {
+            (Reason::RcvLowat, _) => number <= 1,
+            (_, libc::SO_PEEK_OFF) => number < 0,
+            (Reason::ControlData, _) => number == 0 || !entered.connection().is_unix(),
+            _ => number == 0,
+        };
         if harmless {
             return call();
         }
     }
     if entered.connection().pin(fd, reason) {
+        return call();
+    }
+    if reason == Reason::ControlData
+        && entered.connection().send_by_kernel(fd, reason, Instant::now() + PATIENCE)
+    {
         return call();
     }
     // Too late: the bytes have left TCP. A threshold is a hint; the others are features to do without.

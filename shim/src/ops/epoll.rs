@@ -256,13 +256,17 @@ pub(crate) fn stalled(slot: &'static Slot) {
 
 /// The descriptor `fd` of this slot's connection is being closed, and is still `open`. What the program has taken out of a set
 /// in memory alone leaves it now: until the kernel has closed the socket, or for as long as it has other descriptors, it would go
-/// on reporting what nobody would know any more. False if that can't be done now, because a signal handler closes it.
-fn taken_out(slot: &'static Slot, fd: i32, open: bool) -> bool {
+/// on reporting what nobody would know any more. So does a one-shot registration that has been reported: whatever its mask is, the
+/// kernel tells of a hang-up. False if that can't be done now, because a signal handler closes it.
+fn taken_out(slot: &'static Slot, fd: i32, open: bool, last: bool) -> bool {
     let Some(all) = memberships(slot) else { return false };
     for (set, _) in all.into_iter().filter(|&(_, as_fd)| open && as_fd == fd) {
         let Some(mut members) = set.lock() else { return false };
-        if members.by_fd.get(&fd).is_some_and(|member| member.deleted) {
-            members.sync(set, fd);
+        if let Some(member) = members.by_fd.get_mut(&fd) {
+            member.deleted |= last && member.active && member.spent;
+            if member.deleted {
+                members.sync(set, fd);
+            }
         }
     }
     true
@@ -271,7 +275,7 @@ fn taken_out(slot: &'static Slot, fd: i32, open: bool) -> bool {
 /// The last descriptor, `fd`, of this slot's connection is being closed. False if that can't be noted now, because a
 /// signal handler closes it: then the slot must never be used again.
 pub(crate) fn closed(slot: &'static Slot, fd: i32, open: bool) -> bool {
-    if !taken_out(slot, fd, open) {
+    if !taken_out(slot, fd, open, true) {
         return false;
     }
     let Some(all) = memberships(slot) else { return false };
@@ -284,7 +288,7 @@ pub(crate) fn closed(slot: &'static Slot, fd: i32, open: bool) -> bool {
 
 /// `fd` is being closed, but the connection lives on as `other`: so does the kernel's registration.
 pub(crate) fn renamed(slot: &'static Slot, fd: i32, other: i32, open: bool) {
-    taken_out(slot, fd, open);
+    taken_out(slot, fd, open, false);
     for (set, as_fd) in memberships(slot).unwrap_or_default() {
         if let Some(mut members) = set.lock()
             && let Some(member) = members.by_fd.get_mut(&as_fd)

@@ -2,7 +2,10 @@
 
 use rustix::fd::BorrowedFd;
 use thallus_transport::arena::Role;
-use thallus_transport::tcp;
+use thallus_transport::rendezvous::Service;
+use thallus_transport::settings::settings;
+use thallus_transport::unix::Name;
+use thallus_transport::{tcp, unix};
 
 use crate::{config, errno, log, table};
 
@@ -21,14 +24,25 @@ pub(crate) fn created(fd: i32, domain: i32, kind: i32, protocol: i32) {
     }
 }
 
-/// connect(2) on `fd` returned; `port` is the one it asked for.
-pub(crate) fn connected(fd: i32, port: Option<u16>, result: i32) {
+/// What connect(2) asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target {
+    /// `AF_UNSPEC`: to connect no more.
+    Unspecified,
+    /// A server.
+    Service(Service),
+    /// Something of no interest.
+    Other,
+}
+
+/// connect(2) on `fd` returned.
+pub(crate) fn connected(fd: i32, target: Target, result: i32) {
     let underway =
         result == 0 || matches!(errno::now(), rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR);
-    if !underway || port == Some(0) || !config::enabled() || table::is_borrowed() {
+    if !underway || matches!(target, Target::Other) || !config::enabled() || table::is_borrowed() {
         return;
     }
-    let Some(port) = port else {
+    let Target::Service(service) = target else {
         table::remove(fd);
         return;
     };
@@ -38,8 +52,16 @@ pub(crate) fn connected(fd: i32, port: Option<u16>, result: i32) {
     errno::keep(|| {
         // SAFETY: the program's call on this descriptor has just been taken by the kernel.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-        if table::is_socket(fd) || tcp::is_tcp(socket) {
-            table::track(fd, Role::Client, port, result == 0);
+        let is_ours = match service {
+            Service::Port(_) => table::is_socket(fd) || tcp::is_tcp(socket),
+            // It connects at once, or not at all.
+            Service::Unix(name) => {
+                let settings = settings();
+                result == 0 && settings.shm && settings.selects_unix(&name) && unix::is_stream(socket)
+            }
+        };
+        if is_ours {
+            table::track(fd, Role::Client, service, result == 0);
         }
     });
 }
@@ -49,31 +71,45 @@ pub(crate) fn accepted(listener: i32, fd: i32) {
     if fd < 0 || !config::enabled() || table::is_borrowed() {
         return;
     }
-    if let Some(port) = table::listener_port(listener) {
-        log::info!("fd {fd}: accepted on port {port}");
-        table::track(fd, Role::Server, port, true);
+    if let Some(service) = table::service_of_listener(listener) {
+        match service {
+            Service::Port(port) => log::info!("fd {fd}: accepted on port {port}"),
+            Service::Unix(name) => log::info!("fd {fd}: accepted on {name}"),
+        }
+        table::track(fd, Role::Server, service, true);
     } else {
         table::remove(fd);
     }
 }
 
-/// The port in a socket address of the application's; `None` for `AF_UNSPEC`, 0 for other families.
+/// What a socket address of the application's names.
 ///
 /// # Safety
 /// `address` is readable for `length` bytes, or the kernel has refused it.
-pub(crate) unsafe fn port(address: *const libc::sockaddr, length: libc::socklen_t) -> Option<u16> {
-    if address.is_null() || (length as usize) < size_of::<libc::sockaddr_in>() {
-        return Some(0);
+pub(crate) unsafe fn target(address: *const libc::sockaddr, length: libc::socklen_t) -> Target {
+    let length = length as usize;
+    if address.is_null() || length < size_of::<libc::sa_family_t>() {
+        return Target::Other;
     }
-    // SAFETY: at least a sockaddr_in is readable.
-    let family = unsafe { (*address).sa_family };
+    // SAFETY: the family stands first, and is readable, maybe unaligned.
+    let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
     match i32::from(family) {
-        libc::AF_UNSPEC => None,
+        libc::AF_UNIX => {
+            let before = size_of::<libc::sa_family_t>();
+            let path = address.cast::<u8>().wrapping_add(before);
+            // SAFETY: the caller's promise; a name is no longer.
+            let path = unsafe {
+                std::slice::from_raw_parts(path, length.min(size_of::<libc::sockaddr_un>()) - before)
+            };
+            Name::of(path).map_or(Target::Other, |name| Target::Service(Service::Unix(name)))
+        }
+        _ if length < size_of::<libc::sockaddr_in>() => Target::Other,
+        libc::AF_UNSPEC => Target::Unspecified,
         libc::AF_INET | libc::AF_INET6 => {
             // SAFETY: long enough, and both families keep the port at the same place.
             let port = unsafe { (*address.cast::<libc::sockaddr_in>()).sin_port };
-            Some(u16::from_be(port))
+            if port == 0 { Target::Other } else { Target::Service(Service::Port(u16::from_be(port))) }
         }
-        _ => Some(0),
+        _ => Target::Other,
     }
 }

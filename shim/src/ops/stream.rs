@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use thallus_transport::arena::flag;
-use thallus_transport::buffers::Buffers;
+use thallus_transport::buffers::{Buffers, ControlData};
+use thallus_transport::connection::Connection;
 use thallus_transport::reason::Reason;
 use thallus_transport::settle::PATIENCE;
 use thallus_transport::{process, tcp};
@@ -25,7 +26,27 @@ pub(crate) unsafe fn receive(
     flags: i32,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { receive_with(fd, list, flags, None, kernel) }
+}
+
+/// As [`receive`], on `AF_UNIX` with what comes beside the bytes.
+///
+/// # Safety
+/// The list's buffers and that for what comes beside them are the application's.
+pub(crate) unsafe fn receive_with(
+    fd: i32,
+    list: &[libc::iovec],
+    flags: i32,
+    control: Option<&mut ControlData>,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
     let kernel = || point(kernel).unwrap_or(-1);
+    let mut flags = flags;
+    if flags & OF_TCP != 0 && table::is_unix(fd) {
+        // They mean nothing there.
+        flags &= !OF_TCP;
+    }
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         if flags & libc::MSG_OOB != 0 {
             // Too late if it has left TCP: then there is none, as the kernel will say.
@@ -49,6 +70,9 @@ pub(crate) unsafe fn receive(
             Ok(target) => target,
             Err(errno) => return errno::count(Err(errno)),
         };
+        if let Some(control) = control.filter(|_| call.connection().is_unix()) {
+            target = target.with_control(control);
+        }
         let result = call.connection().recv(fd, &mut target, flags);
         if call.slot.kicked.load(Ordering::Relaxed) && !call.connection().readable() {
             epoll::calm(call.slot);
@@ -58,11 +82,70 @@ pub(crate) unsafe fn receive(
     if let Err(errno) = call.connection().pass_hello_by(fd, flags) {
         return errno::count(Err(errno));
     }
-    let result = kernel();
-    if result > 0 && flags & libc::MSG_PEEK == 0 {
-        let received = &call.connection().block.tcp_received;
-        received.fetch_add(result as u64, std::sync::atomic::Ordering::Relaxed);
+    call.connection().by_kernel(kernel, |result| {
+        if result > 0 && flags & libc::MSG_PEEK == 0 {
+            call.connection().block.tcp_received.fetch_add(result as u64, Ordering::Relaxed);
+        }
+    })
+}
+
+/// Flags that TCP knows, and `AF_UNIX` does not.
+const OF_TCP: i32 = libc::MSG_TRUNC | libc::MSG_ERRQUEUE;
+
+/// Something has come beside the bytes on `fd`: more may follow, so it stays where that can come.
+#[cold]
+pub(crate) fn control_came(fd: i32) {
+    if table::is_unix(fd) {
+        errno::keep(|| table::enter(fd).map(|call| call.connection().pin(fd, Reason::ControlData)));
     }
+}
+
+/// Has the kernel serve a call that moves bytes to `fd` from now on. Fails with `EPIPE`, after `SIGPIPE`, if no write can be served any
+/// more, and with `otherwise` if the kernel can't serve any yet.
+#[cold]
+pub(crate) fn settle_for_writing(fd: i32, reason: Reason, otherwise: Errno) -> Result<(), Errno> {
+    let says = |question: fn(&Connection, i32) -> bool| {
+        table::enter_adult(fd).is_some_and(|call| question(call.connection(), fd))
+    };
+    let is_refused = says(|connection, _| connection.is_refused());
+    if !is_refused && settle(fd, reason) {
+        return Ok(());
+    }
+    if is_refused || says(Connection::refuses_writes) {
+        raise_sigpipe();
+        return Err(Errno::PIPE);
+    }
+    Err(otherwise)
+}
+
+/// Whether there are bytes to read on a connection that has left the kernel's socket.
+#[cold]
+pub(crate) fn has_unread(fd: i32) -> bool {
+    errno::keep(|| {
+        table::enter_adult(fd).is_some_and(|call| call.connection().unread(fd).is_ok_and(|count| count > 0))
+    })
+}
+
+/// Sends what only the kernel can carry on an `AF_UNIX` connection: `kernel` sends `asked` bytes with something beside them.
+#[cold]
+pub(crate) fn transmit_with_control(
+    fd: i32,
+    asked: usize,
+    flags: i32,
+    kernel: impl FnOnce() -> isize,
+) -> isize {
+    let Some(call) = table::enter(fd) else { return kernel() };
+    let connection = call.connection();
+    while !connection.send_by_kernel(fd, Reason::ControlData, Instant::now() + PATIENCE) {
+        if connection.is_gone() || connection.is_closed() {
+            break;
+        }
+        if flags & libc::MSG_DONTWAIT != 0 || connection.nonblocking.load(Ordering::Relaxed) {
+            return errno::count(Err(Errno::AGAIN));
+        }
+    }
+    let result = point(kernel).unwrap_or(-1);
+    note_sent(&call, result, asked);
     result
 }
 
@@ -108,14 +191,14 @@ pub(crate) unsafe fn transmit(
         if source.left() > 0 {
             errno::keep(|| epoll::stalled(call.slot));
         }
-        if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+        // To who has waited for room on `AF_UNIX` none is sent (`unix_stream_sendmsg`).
+        let is_quiet = source.has_waited() && call.connection().is_unix();
+        if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 && !is_quiet {
             raise_sigpipe();
         }
         return errno::count(result);
     }
-    let result = kernel();
-    note_sent(&call, result, length(list));
-    result
+    call.connection().by_kernel(kernel, |result| note_sent(&call, result, length(list)))
 }
 
 /// Whether the kernel would take `MSG_ZEROCOPY` at its word.
@@ -271,9 +354,7 @@ pub(crate) unsafe fn send_file(
         }
         return result;
     }
-    let result = kernel();
-    note_sent(&call, result, count);
-    result
+    call.connection().by_kernel(kernel, |result| note_sent(&call, result, count))
 }
 
 /// Moves bytes from a file to an upgraded connection through a buffer.

@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 use thallus_transport::arena::{self, Block, Role};
 use thallus_transport::experience;
 use thallus_transport::reason::Reason;
+use thallus_transport::rendezvous::Service;
 use thallus_transport::settings::settings;
 use thallus_transport::uninterrupted::Uninterrupted;
 
@@ -30,8 +31,8 @@ const AHEAD: usize = 4;
 /// The entry of a young connection.
 ///
 /// ```text
-///  63 … 38     37 … 32  31 … 16  15          14 … 9  8        7     6 … 5     4     3          2       1 … 0
-///  generation  left     port     registered  visits  awaited  poor  patience  used  connected  server  YOUNG
+///  63 … 39     38    37 … 32  31 … 16  15          14 … 9  8        7     6 … 5     4     3          2       1 … 0
+///  generation  unix  left     port     registered  visits  awaited  poor  patience  used  connected  server  YOUNG
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Young(usize);
@@ -51,12 +52,18 @@ const PATIENCE: usize = 1 << 5;
 const PATIENCES: usize = 3 << 5;
 const CALL: usize = 1 << 32;
 const CALLS: usize = 0x3f << 32;
+/// It is an `AF_UNIX` stream, and the port stands for its server's name.
+const UNIX: usize = 1 << 38;
 /// The generation's lowest bit.
-const GENERATION: u32 = 38;
+const GENERATION: u32 = 39;
 
 impl Young {
     /// A connection that nobody has used yet.
-    pub(super) fn new(fd: i32, role: Role, port: u16, connected: bool) -> Self {
+    pub(super) fn new(fd: i32, role: Role, service: Service, connected: bool) -> Self {
+        let (port, unix) = match service {
+            Service::Port(port) => (port, 0),
+            Service::Unix(name) => (name.number(), UNIX),
+        };
         BYTES[fd as usize].store(0, Ordering::SeqCst);
         OPENED_NS[fd as usize].store(arena::now_ns(), Ordering::Relaxed);
         static GENERATIONS: AtomicU32 = AtomicU32::new(1);
@@ -66,7 +73,7 @@ impl Young {
         let patience = experience::doublings(role, port).min(PATIENCES / PATIENCE);
         let calls = (patience * PATIENCE) | (Self::most_calls(patience) * CALL);
         // 0 is none.
-        Self(generation.max(1) << GENERATION | usize::from(port) << 16 | calls | flags | YOUNG)
+        Self(generation.max(1) << GENERATION | usize::from(port) << 16 | calls | unix | flags | YOUNG)
     }
 
     /// The young connection of this entry, if it is one.
@@ -84,7 +91,12 @@ impl Young {
         if self.0 & SERVER != 0 { Role::Server } else { Role::Client }
     }
 
-    /// The server's port.
+    /// Whether it is an `AF_UNIX` stream.
+    pub(crate) fn is_unix(self) -> bool {
+        self.0 & UNIX != 0
+    }
+
+    /// The server's port, or what stands for its name.
     pub(super) fn port(self) -> u16 {
         (self.0 >> 16) as u16
     }
@@ -236,7 +248,7 @@ impl Young {
     pub(crate) fn reason(self) -> Reason {
         if !settings().shm && settings().verbs.peers.is_empty() {
             Reason::Disabled
-        } else if !settings().selects(self.port()) {
+        } else if !self.is_unix() && !settings().selects(self.port()) {
             Reason::NotSelected
         } else if let Some(reason) = ops::process::out_of_sight() {
             reason

@@ -13,7 +13,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, connect,
     send, sendmsg, socket,
 };
-use thallus_transport::rendezvous;
+use thallus_transport::rendezvous::{self, Counted, Ends, Service};
 
 use super::peers::{echo, request_echoes};
 use super::{Behaviour, Tally};
@@ -121,7 +121,7 @@ fn hold_the_name(side: &Side, user: Option<u32>) {
         if let Some(user) = user {
             calls::become_user(user, user).expect("setuid");
         }
-        rendezvous::offer(client, server, out_of_the_way).expect("the name is free")
+        rendezvous::offer(Ends::Internet { client, server }, out_of_the_way).expect("the name is free")
     });
     let fd = side.connect();
     attacker.attack(fd);
@@ -143,7 +143,7 @@ fn answered_by_another(side: &Side) {
     let attacker = Attacker::new(|client, server| {
         calls::become_user(NOBODY, NOBODY).expect("setuid");
         // Without the library there is no offer, and nothing to answer.
-        rendezvous::answer(client, server, out_of_the_way).ok()
+        rendezvous::answer(Ends::Internet { client, server }, Counted::default(), out_of_the_way).ok()
     });
     let fd = side.connect();
     for _ in 0..5 {
@@ -161,7 +161,7 @@ fn answered_by_another(side: &Side) {
 fn echoes_below_a_false_hint(side: &Side) {
     let listener = side.listen_quietly();
     let port = crate::side::listening_port(listener);
-    let hint = rendezvous::announce(port, out_of_the_way);
+    let hint = rendezvous::announce(Service::Port(port), out_of_the_way);
     side.tell(u64::from(port));
     let fd = side.accept(listener);
     say!("echoed {}", echo(fd));
