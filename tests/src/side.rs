@@ -16,7 +16,7 @@ use rustix::io::Errno as RawErrno;
 use rustix::net::{RecvFlags, SendFlags};
 use thallus_api::{Fabric, Thallus};
 
-use crate::calls::{self, Family, Fd, quietly};
+use crate::calls::{self, Family, Fd, Outcome, quietly};
 
 /// Longest wait for bytes that must come, in milliseconds.
 pub const ARRIVAL: libc::c_int = 20_000;
@@ -40,6 +40,30 @@ pub struct Side {
 }
 
 impl Side {
+    /// Has small messages sent at once (`TCP_NODELAY`), as those of `AF_UNIX` always are.
+    pub fn send_at_once(&self, fd: Fd) {
+        if self.family != Family::Unix {
+            calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).expect("TCP_NODELAY");
+        }
+    }
+
+    /// sendto(2), with an address if that is ignored; a connected socket of `AF_UNIX` refuses any.
+    pub fn sendto(&self, fd: Fd, data: &[u8]) -> Outcome<usize> {
+        if self.family == Family::Unix { calls::sendto_peer(fd, data, 0) } else { calls::sendto(fd, data, 0) }
+    }
+
+    /// What any kernel of the last years takes before anyone reads, in bytes; the exact amount varies from run to run.
+    pub fn always_taken(&self) -> usize {
+        // `net.core.wmem_default` is 208 KiB, and counts what a buffer needs beside its bytes.
+        if self.family == Family::Unix { 128 << 10 } else { 1 << 20 }
+    }
+
+    /// What poll(2) adds to its events once the peer's process has ended: `AF_UNIX` then knows that nobody reads, and TCP
+    /// learns it from an answer.
+    pub fn hangup_at_end(&self) -> libc::c_short {
+        if self.family == Family::Unix { libc::POLLHUP } else { 0 }
+    }
+
     /// Waits until the other side gets to the same place.
     pub fn sync(&self, place: &str) {
         self.post(&format!("sync {place}"));
@@ -102,7 +126,7 @@ impl Side {
     /// As [`Self::listen`], for a side that tells the port itself.
     pub fn listen_quietly(&self) -> Fd {
         quietly(|| {
-            let listener = calls::tcp_socket(self.family, 0).expect("socket");
+            let listener = calls::stream_socket(self.family, 0).expect("socket");
             calls::bind(listener, self.family.own(0)).expect("bind");
             calls::listen(listener, 64).expect("listen");
             listener
@@ -127,7 +151,7 @@ impl Side {
 
     /// Connects to `destination`.
     pub fn connect_to(&self, destination: SocketAddr) -> Fd {
-        let fd = calls::tcp_socket(self.family, 0).expect("socket");
+        let fd = calls::stream_socket(self.family, 0).expect("socket");
         calls::connect(fd, destination).expect("connect");
         fd
     }

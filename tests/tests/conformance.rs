@@ -18,6 +18,8 @@
 //! | named, named-to-left | on both, on one | a rule names the peer for RDMA, and there is no device |
 //! | off | on both | nothing may leave TCP |
 //! | one-processor | on both | who waits can't be answered before it lets others run |
+//! | unix-kernel | on neither side | over `AF_UNIX`: two runs must tell the same |
+//! | unix, unix-VARIANT | as in VARIANT | over `AF_UNIX`, which the library is asked for: `THALLUS_UNIX=all` |
 //! | limitation | on both | fails as docs/limitations.md says; if it does not, that page is wrong |
 
 use std::collections::BTreeMap;
@@ -27,7 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use thallus_tests::behaviours::{AREAS, Behaviour, Tally};
+use thallus_tests::behaviours::{AREAS, Behaviour, Tally, Transport};
 use thallus_tests::calls::{Family, is_root};
 use thallus_tests::harness::{Network, Preloaded, Run, Variant, check, check_on_kernel, run};
 
@@ -65,6 +67,20 @@ const OWN_ADDRESS: &str = "connecting::over_the_hosts_own_address";
 /// the kernel alone isn't done in time.
 const YIELDING: &[&str] = &["switching::"];
 
+/// What is about TCP, its ports and hosts, its rendezvous or its hints, and makes its connections accordingly.
+const TCP: &[&str] = &[
+    "connecting::",
+    "hostile::",
+    "inside_libc::",
+    "lending::",
+    "lying::",
+    "scarce::",
+    "short_before::",
+    "unaffected::",
+    "unseen::",
+    "waiting::",
+];
+
 /// What is run with each order in which messages may be written.
 const ORDERED: &[&str] = &["sizes::", "returning::"];
 
@@ -90,7 +106,6 @@ fn usual() -> Variant {
 }
 
 fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
-    let usual = usual();
     if Network::of_environment().is_ok_and(|network| network != Network::Loopback) {
         return verbs_trials_of(name, behaviour);
     }
@@ -99,6 +114,16 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
     }
     if let Some(words) = behaviour.limitation {
         return limited_trials_of(name, behaviour, words);
+    }
+    let mut variants = tcp_variants_of(&name, &behaviour);
+    variants.extend(unix_variants_of(&name, &behaviour));
+    trials(name, behaviour, variants)
+}
+
+fn tcp_variants_of(name: &str, behaviour: &Behaviour) -> Vec<(&'static str, Variant, Preloaded)> {
+    let usual = usual();
+    if behaviour.over == Some(Transport::Unix) {
+        return Vec::new();
     }
     let mut variants = vec![
         ("kernel", usual, Preloaded::Neither),
@@ -132,7 +157,32 @@ fn trials_of(name: String, behaviour: Behaviour) -> Vec<Trial> {
         variants.push(("cold", Variant { rounds: 0, ..usual }, Preloaded::Both));
         variants.push(("lukewarm", Variant { rounds: 2, ..usual }, Preloaded::Both));
     }
-    trials(name, behaviour, variants)
+    variants
+}
+
+/// The same over `AF_UNIX`, where it holds.
+fn unix_variants_of(name: &str, behaviour: &Behaviour) -> Vec<(&'static str, Variant, Preloaded)> {
+    let usual = Variant { family: Family::Unix, ..usual() };
+    if behaviour.over == Some(Transport::Tcp) || TCP.iter().any(|prefix| name.starts_with(prefix)) {
+        return Vec::new();
+    }
+    let mut variants = vec![("unix-kernel", usual, Preloaded::Neither), ("unix", usual, Preloaded::Both)];
+    if behaviour.takes_long {
+        return variants;
+    }
+    if !behaviour.by_itself {
+        variants.push(("unix-left-only", usual, Preloaded::Left));
+        variants.push(("unix-right-only", usual, Preloaded::Right));
+    }
+    if !YIELDING.iter().any(|prefix| name.starts_with(prefix)) {
+        variants.push(("unix-one-processor", Variant { one_processor: true, ..usual }, Preloaded::Both));
+    }
+    variants.push(("unix-young", Variant { rounds: 0, upgrade_after: 8, ..usual }, Preloaded::Both));
+    if behaviour.is_connected() {
+        variants.push(("unix-swapped", Variant { swapped: true, ..usual }, Preloaded::Both));
+        variants.push(("unix-cold", Variant { rounds: 0, ..usual }, Preloaded::Both));
+    }
+    variants
 }
 
 /// Over verbs, which is slow under emulation: in one variant.
@@ -191,26 +241,28 @@ fn trials(
 fn limited_trials_of(name: String, behaviour: Behaviour, words: &'static str) -> Vec<Trial> {
     let sides =
         [("kernel", Preloaded::Neither), ("left-only", Preloaded::Left), ("right-only", Preloaded::Right)];
+    let family = if behaviour.over == Some(Transport::Unix) { Family::Unix } else { usual().family };
+    let variant = Variant { family, ..usual() };
     let mut trials: Vec<Trial> = sides
         .into_iter()
         .map(|(kind, preloaded)| {
             let name = name.clone();
             Trial::test(format!("{name}::{kind}"), move || {
-                conforms(&name, &behaviour, usual(), preloaded).map_err(Failed::from)
+                conforms(&name, &behaviour, variant, preloaded).map_err(Failed::from)
             })
         })
         .collect();
-    trials.push(limitation(name, behaviour, words));
+    trials.push(limitation(name, behaviour, variant, words));
     trials
 }
 
 /// A trial in which the behaviour must fail, as the documentation says in `words`.
-fn limitation(name: String, behaviour: Behaviour, words: &'static str) -> Trial {
+fn limitation(name: String, behaviour: Behaviour, variant: Variant, words: &'static str) -> Trial {
     Trial::test(format!("{name}::limitation"), move || {
         if !LIMITATIONS.contains(words) {
             return Err(format!("docs/limitations.md does not say {words}").into());
         }
-        match conforms(&name, &behaviour, Variant { patience: SOON, ..Variant::USUAL }, Preloaded::Both) {
+        match conforms(&name, &behaviour, Variant { patience: SOON, ..variant }, Preloaded::Both) {
             Ok(()) => Err("it works: take it out of docs/limitations.md".into()),
             Err(_) => Ok(()),
         }

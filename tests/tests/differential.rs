@@ -5,6 +5,7 @@
 //! | `DIFFERENTIAL_SECONDS` | how long programs are made up | 10 |
 //! | `DIFFERENTIAL_STEPS` | the most steps of a program | 40 |
 //! | `DIFFERENTIAL_SEED` | the first program's seed; the others follow | from the clock |
+//! | `DIFFERENTIAL_FAMILY` | programs over these connections alone: `v4`, `v6`, `mapped`, `unix` | any |
 //! | `DIFFERENTIAL_ALL` | set: go on after a difference | |
 //! | `DIFFERENTIAL_PROGRAM` | a file: `corpus` runs this program alone, and prints what was seen | |
 //!

@@ -164,7 +164,7 @@ fn takes_over_late(side: &Side) {
 fn take_over(side: &Side) -> Fd {
     let listen_at = |port| {
         quietly(|| {
-            let listener = calls::tcp_socket(side.family, SOCK_CLOEXEC).expect("socket");
+            let listener = calls::stream_socket(side.family, SOCK_CLOEXEC).expect("socket");
             calls::set_option(listener, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).expect("SO_REUSEPORT");
             calls::bind(listener, side.family.own(port)).expect("bind");
             calls::listen(listener, 64).expect("listen");
@@ -214,7 +214,7 @@ fn asks_much(side: &Side) {
 
 fn connects_nonblocking(side: &Side) {
     let destination = side.destination();
-    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK | SOCK_CLOEXEC).expect("socket");
+    let fd = calls::stream_socket(side.family, SOCK_NONBLOCK | SOCK_CLOEXEC).expect("socket");
     assert_eq!(calls::connect(fd, destination), Err(Errno::EINPROGRESS));
     assert_eq!(quietly(|| calls::poll(&[(fd, POLLOUT)], ARRIVAL)), Ok(vec![POLLOUT]));
     assert_eq!(calls::pending_error(fd), Ok(Errno(0)));
@@ -229,7 +229,7 @@ fn connects_nonblocking(side: &Side) {
 
 fn connects_by_epoll(side: &Side) {
     let destination = side.destination();
-    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    let fd = calls::stream_socket(side.family, SOCK_NONBLOCK).expect("socket");
     let epfd = calls::epoll_create().expect("epoll_create1");
     assert_eq!(calls::connect(fd, destination), Err(Errno::EINPROGRESS));
     calls::epoll_add(epfd, fd, libc::EPOLLOUT, 1).expect("EPOLL_CTL_ADD");
@@ -250,10 +250,10 @@ fn connects_what_is_registered(side: &Side) {
     let epfd = calls::epoll_create().expect("epoll_create1");
     let other = calls::epoll_create().expect("epoll_create1");
     // Closed unconnected, so that the next socket, which has its number, is in another set only.
-    let unused = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    let unused = calls::stream_socket(side.family, SOCK_NONBLOCK).expect("socket");
     calls::epoll_add(other, unused, ALL, 3).expect("EPOLL_CTL_ADD");
     calls::close(unused).expect("close");
-    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    let fd = calls::stream_socket(side.family, SOCK_NONBLOCK).expect("socket");
     calls::epoll_add(other, fd, EPOLLIN, 4).expect("EPOLL_CTL_ADD");
     calls::epoll_delete(other, fd).expect("EPOLL_CTL_DEL");
     calls::epoll_add(epfd, fd, EPOLLIN, 1).expect("EPOLL_CTL_ADD");
@@ -266,7 +266,7 @@ fn connects_what_is_registered(side: &Side) {
 fn connects_a_registered_copy(side: &Side) {
     let destination = side.destination();
     let epfd = calls::epoll_create().expect("epoll_create1");
-    let original = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    let original = calls::stream_socket(side.family, SOCK_NONBLOCK).expect("socket");
     let fd = calls::dup(original).expect("dup");
     calls::close(original).expect("close");
     calls::epoll_add(epfd, fd, EPOLLIN | libc::EPOLLOUT | libc::EPOLLET, 2).expect("EPOLL_CTL_ADD");
@@ -300,7 +300,7 @@ fn asks_by_events(epfd: Fd, fd: Fd, data: u64) {
 /// As hiredis does to learn how its connect went.
 fn connects_twice(side: &Side) {
     let destination = side.destination();
-    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    let fd = calls::stream_socket(side.family, SOCK_NONBLOCK).expect("socket");
     assert_eq!(calls::connect(fd, destination), Err(Errno::EINPROGRESS));
     assert_eq!(quietly(|| calls::poll(&[(fd, POLLOUT)], ARRIVAL)), Ok(vec![POLLOUT]));
     let _ = calls::connect(fd, destination);
@@ -321,13 +321,13 @@ fn nobody_listens(side: &Side) {
 
 fn is_refused(side: &Side) {
     let destination = side.destination();
-    let fd = calls::tcp_socket(side.family, 0).expect("socket");
+    let fd = calls::stream_socket(side.family, 0).expect("socket");
     assert_eq!(calls::connect(fd, destination), Err(Errno::ECONNREFUSED));
     assert!(calls::send(fd, b"x", libc::MSG_NOSIGNAL).is_err());
     let _ = calls::recv(fd, 1, 0);
     let _ = calls::poll(&[(fd, libc::POLLIN | POLLOUT)], 0);
     calls::close(fd).expect("close");
-    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    let fd = calls::stream_socket(side.family, SOCK_NONBLOCK).expect("socket");
     let _ = quietly(|| calls::connect(fd, destination));
     let _ = quietly(|| calls::poll(&[(fd, POLLOUT)], ARRIVAL));
     let _ = calls::pending_error(fd);
@@ -335,7 +335,7 @@ fn is_refused(side: &Side) {
 }
 
 fn listens_late(side: &Side) {
-    let listener = quietly(|| calls::tcp_socket(side.family, 0)).expect("socket");
+    let listener = quietly(|| calls::stream_socket(side.family, 0)).expect("socket");
     quietly(|| calls::bind(listener, side.family.own(0))).expect("bind");
     side.tell(u64::from(listening_port(listener)));
     side.sync("refused");
@@ -347,7 +347,7 @@ fn listens_late(side: &Side) {
 
 fn is_refused_first(side: &Side) {
     let destination = side.destination();
-    let fd = calls::tcp_socket(side.family, 0).expect("socket");
+    let fd = calls::stream_socket(side.family, 0).expect("socket");
     assert_eq!(calls::connect(fd, destination), Err(Errno::ECONNREFUSED));
     side.sync("refused");
     side.sync("listening");
@@ -384,7 +384,7 @@ fn accepts_nobody(side: &Side) {
 }
 
 fn bound_socket(side: &Side, port: u16) -> Fd {
-    let fd = calls::tcp_socket(side.family, 0).expect("socket");
+    let fd = calls::stream_socket(side.family, 0).expect("socket");
     calls::set_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).expect("SO_REUSEADDR");
     calls::bind(fd, side.family.own(port)).expect("bind");
     fd
@@ -604,7 +604,7 @@ fn both_ends(side: &Side) {
 
 fn echoes_on_any(side: &Side) {
     let listener = quietly(|| {
-        let listener = calls::tcp_socket(side.family, 0).expect("socket");
+        let listener = calls::stream_socket(side.family, 0).expect("socket");
         calls::bind(listener, side.family.unspecified()).expect("bind");
         calls::listen(listener, 5).expect("listen");
         listener

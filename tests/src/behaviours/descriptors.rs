@@ -209,7 +209,7 @@ fn lowest_free_number(side: &Side, fd: Fd) {
     calls::close(writing).expect("close");
     let _ = calls::open("/dev/null", O_RDONLY);
     let _ = calls::dup_from(fd, 0);
-    let _ = calls::tcp_socket(side.family, 0);
+    let _ = calls::stream_socket(side.family, 0);
     calls::close(reading).expect("close");
     demand(side);
     let _ = calls::epoll_wait(epfd, 4, -1);

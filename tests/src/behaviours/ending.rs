@@ -2,7 +2,7 @@
 
 use super::epoll_edges::{sends_over_tcp, with_bytes_put_aside};
 use super::{Behaviour, Tally};
-use crate::calls::{self, End, Errno, Fd, Leave, caught, quietly};
+use crate::calls::{self, End, Errno, Family, Fd, Leave, caught, quietly};
 use crate::say;
 use crate::side::{
     Pattern, Side, await_hangup, await_readable, await_unread, receive_pattern_to_end, send_pattern,
@@ -17,7 +17,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("half_close_here_first", half_close_first, half_close_second),
     Behaviour::connected("half_close_there_first", half_close_second, half_close_first),
     Behaviour::connected("a_long_answer_after_half_close", asks_and_half_closes, answers_at_length),
-    Behaviour::connected("shutdown_of_reading", shutdown_of_reading, sends_twice_more),
+    Behaviour::connected("shutdown_of_reading", shutdown_of_reading, sends_twice_more).tcp_only(),
     Behaviour::connected("shutdown_of_both", shutdown_of_both, reads_to_the_end),
     Behaviour::connected("shutdown_twice", shutdown_twice, reads_to_the_end),
     Behaviour::connected("shutdown_many_times_behind_unread_data", shutdown_many_times, reads_all_when_told),
@@ -65,13 +65,16 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("end_is_lasting", end_is_lasting, sends_and_closes),
     Behaviour::connected("close_while_another_thread_reads", close_while_reading, sends_when_told)
         .limitation("**`close` while another thread reads**"),
-    Behaviour::whole("closed_with_bytes_put_aside", closes_with_bytes_put_aside, is_reset, Tally::Total(1)),
+    // docs/limitations.md, "Unix sockets".
+    Behaviour::whole("closed_with_bytes_put_aside", closes_with_bytes_put_aside, is_reset, Tally::Total(1))
+        .tcp_only(),
     Behaviour::whole(
         "hung_up_after_a_write_was_refused",
         writes_after_a_reset,
         resets_over_tcp,
         Tally::Total(1),
-    ),
+    )
+    .tcp_only(),
 ];
 
 fn sends_and_closes(side: &Side, fd: Fd) {
@@ -162,7 +165,7 @@ fn shutdown_of_reading(side: &Side, fd: Fd) {
 
 fn sends_twice_more(side: &Side, fd: Fd) {
     // Else the second send may wait for the first one's acknowledgement.
-    quietly(|| calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)).expect("TCP_NODELAY");
+    quietly(|| side.send_at_once(fd));
     assert_eq!(calls::send(fd, b"one", 0), Ok(3));
     side.sync("sent once");
     side.sync("send again");
@@ -254,25 +257,25 @@ fn write_after_shutdown(side: &Side, fd: Fd) {
     calls::catch(libc::SIGPIPE, true);
     assert_eq!(calls::send(fd, b"last words", 0), Ok(10));
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
-    every_write_fails(fd, Errno::EPIPE);
+    every_write_fails(side, fd, Errno::EPIPE);
     let _ = calls::poll(&[(fd, libc::POLLOUT)], 0);
     side.sync("done");
 }
 
 /// Each call's error, and how many signals it raised.
-fn every_write_fails(fd: Fd, error: Errno) {
-    let ways: &[fn(Fd) -> Option<Errno>] = &[
-        |fd| calls::send(fd, b"x", 0).err(),
-        |fd| calls::send(fd, b"x", libc::MSG_NOSIGNAL).err(),
-        |fd| calls::write(fd, b"x").err(),
-        |fd| calls::writev(fd, &[b"x", b"y"]).err(),
-        |fd| calls::sendto(fd, b"x", 0).err(),
-        |fd| calls::sendmsg(fd, &[b"x"], 0).err(),
-        |fd| calls::sendmsg(fd, &[b"x"], libc::MSG_NOSIGNAL).err(),
-        |fd| calls::sendmmsg(fd, &[b"x"], 0).err(),
+pub(super) fn every_write_fails(side: &Side, fd: Fd, error: Errno) {
+    let ways: &[fn(&Side, Fd) -> Option<Errno>] = &[
+        |_, fd| calls::send(fd, b"x", 0).err(),
+        |_, fd| calls::send(fd, b"x", libc::MSG_NOSIGNAL).err(),
+        |_, fd| calls::write(fd, b"x").err(),
+        |_, fd| calls::writev(fd, &[b"x", b"y"]).err(),
+        |side, fd| side.sendto(fd, b"x").err(),
+        |_, fd| calls::sendmsg(fd, &[b"x"], 0).err(),
+        |_, fd| calls::sendmsg(fd, &[b"x"], libc::MSG_NOSIGNAL).err(),
+        |_, fd| calls::sendmmsg(fd, &[b"x"], 0).err(),
     ];
     for way in ways {
-        assert_eq!(way(fd), Some(error));
+        assert_eq!(way(side, fd), Some(error));
         say!("SIGPIPE {}", caught(libc::SIGPIPE));
     }
 }
@@ -287,8 +290,10 @@ fn write_to_closed(side: &Side, fd: Fd) {
     calls::catch(libc::SIGPIPE, true);
     side.sync("closed");
     await_readable(fd);
-    // TCP learns that nobody reads when this is answered by a reset.
-    assert_eq!(calls::send(fd, b"anyone?", 0), Ok(7));
+    if side.family != Family::Unix {
+        // TCP learns that nobody reads when this is answered by a reset.
+        assert_eq!(calls::send(fd, b"anyone?", 0), Ok(7));
+    }
     await_hangup(fd);
     let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0);
     assert_eq!(calls::send(fd, b"anyone?", 0), Err(Errno::EPIPE));
@@ -302,9 +307,11 @@ fn write_to_closed_by_every_call(side: &Side, fd: Fd) {
     calls::catch(libc::SIGPIPE, true);
     side.sync("closed");
     await_readable(fd);
-    assert_eq!(calls::write(fd, b"anyone?"), Ok(7));
+    if side.family != Family::Unix {
+        assert_eq!(calls::write(fd, b"anyone?"), Ok(7));
+    }
     await_hangup(fd);
-    every_write_fails(fd, Errno::EPIPE);
+    every_write_fails(side, fd, Errno::EPIPE);
     side.sync("done");
 }
 
@@ -312,7 +319,9 @@ fn broken_pipe_kills(side: &Side, fd: Fd) {
     side.sync("closed");
     await_readable(fd);
     let writer = calls::fork(Leave::Exit, || {
-        assert_eq!(calls::send(fd, b"anyone?", 0), Ok(7));
+        if side.family != Family::Unix {
+            assert_eq!(calls::send(fd, b"anyone?", 0), Ok(7));
+        }
         await_hangup(fd);
         let _ = calls::send(fd, b"anyone?", 0);
     });
@@ -460,14 +469,15 @@ fn reads_until_it_ends(side: &Side, fd: Fd) {
     say!("received {total}");
 }
 
+/// Of `AF_UNIX` no buffer takes so much.
 fn sends_a_mebibyte_and_closes(side: &Side, fd: Fd) {
-    send_pattern(fd, &mut Pattern::new(14), 1 << 20, 65536);
+    send_pattern(fd, &mut Pattern::new(14), side.always_taken(), 65536);
     calls::close(fd).expect("close");
     side.sync("closed");
 }
 
 fn sends_a_mebibyte_and_is_killed(side: &Side, fd: Fd) {
-    send_pattern(fd, &mut Pattern::new(14), 1 << 20, 65536);
+    send_pattern(fd, &mut Pattern::new(14), side.always_taken(), 65536);
     side.sync("closed");
     calls::kill_self();
 }
@@ -475,7 +485,7 @@ fn sends_a_mebibyte_and_is_killed(side: &Side, fd: Fd) {
 fn reads_a_mebibyte_after_close(side: &Side, fd: Fd) {
     side.sync("closed");
     let total = receive_pattern_to_end(fd, &mut Pattern::new(14));
-    assert_eq!(total, 1 << 20);
+    assert_eq!(total, side.always_taken());
     say!("received {total}");
 }
 

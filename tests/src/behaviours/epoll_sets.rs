@@ -126,7 +126,7 @@ fn echo_server(side: &Side, trigger: Trigger) {
                 let fd = ready.data as Fd;
                 if fd == listener {
                     let conn = calls::accept4(listener, libc::SOCK_NONBLOCK).expect("accept4");
-                    calls::set_option(conn, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).expect("TCP_NODELAY");
+                    side.send_at_once(conn);
                     calls::epoll_add(epfd, conn, trigger.events(), conn as u64).expect("EPOLL_CTL_ADD");
                 } else if serve(epfd, fd, trigger, &mut unsent, &mut echoed) {
                     calls::close(fd).expect("close");

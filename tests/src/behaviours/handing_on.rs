@@ -59,7 +59,8 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Returned(1), Tally::Returned(1)),
     Behaviour::connected("sends_without_a_copy", sends_without_a_copy, echoes_to_the_end)
         .alone(&["zerocopy"])
-        .tally(Tally::Returned(1), Tally::Returned(1)),
+        .tally(Tally::Returned(1), Tally::Returned(1))
+        .tcp_only(),
     Behaviour::whole(
         "sends_without_a_copy_from_the_start",
         server_without_a_copy,
@@ -67,13 +68,16 @@ pub(super) const ALL: &[Behaviour] = &[
         Tally::Total(1),
     )
     .alone(&["zerocopy"])
-    .tally(Tally::Mixed(0, &[("zerocopy", 1)]), Tally::Stayed(1)),
+    .tally(Tally::Mixed(0, &[("zerocopy", 1)]), Tally::Stayed(1))
+    .tcp_only(),
     Behaviour::whole("accepted_by_an_unshimmed_child", unshimmed_accepts, asks_of_two, Tally::Total(10))
         .tally(Tally::Upgraded(5), Tally::Mixed(5, &[("no-answer", 5)]))
         // The child takes the greeting for the client's bytes, and sends it back.
         .over_verbs(Tally::Upgraded(5), Tally::Mixed(5, &[("bad-offer", 5)])),
     Behaviour::whole("accepted_by_an_unshimmed_sibling", sibling_accepts, asks_of_siblings, Tally::Total(20))
-        .tally(Tally::Unknown, Tally::Total(20)),
+        .tally(Tally::Unknown, Tally::Total(20))
+        // `SO_REUSEPORT` is for ports.
+        .tcp_only(),
     Behaviour::whole("urgent_data", urgent, sends_urgent, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("oob", 1)]), Tally::Mixed(0, &[("oob", 1)])),
 ];
@@ -301,7 +305,7 @@ fn hands_on_in_mid_stream(side: &Side) {
     quietly(|| {
         for run in 0..RUNS {
             let fd = side.accept(listener);
-            no_delay(fd);
+            side.send_at_once(fd);
             let mut left = run as usize * 7919 % (LENGTH * 2 / 3);
             while left > 0 {
                 let data = calls::recv(fd, left.min(4096), 0).expect("recv");
@@ -325,16 +329,12 @@ fn hands_on_in_mid_stream(side: &Side) {
     side.sync("done");
 }
 
-fn no_delay(fd: Fd) {
-    calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).expect("TCP_NODELAY");
-}
-
 fn streams_through(side: &Side) {
     let destination = side.destination();
     quietly(|| {
         for run in 0..RUNS {
             let fd = side.connect_to(destination);
-            no_delay(fd);
+            side.send_at_once(fd);
             match run % 3 {
                 0 => stream_both_ways(fd, run, run, LENGTH),
                 1 => stream_nonblocking(fd, run, run, LENGTH, Wait::Poll),
@@ -537,7 +537,7 @@ fn sibling_accepts(side: &Side) {
 
 fn reusable_listener(side: &Side, port: u16) -> Fd {
     quietly(|| {
-        let listener = calls::tcp_socket(side.family, 0).expect("socket");
+        let listener = calls::stream_socket(side.family, 0).expect("socket");
         calls::set_option(listener, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).expect("SO_REUSEPORT");
         calls::bind(listener, side.family.own(port)).expect("bind");
         calls::listen(listener, 64).expect("listen");

@@ -20,7 +20,9 @@ pub(super) const ALL: &[Behaviour] = &[
         .alone(&["shared-before-upgrade", "unseen-bytes"])
         .tally(Tally::Unknown, Tally::Upgraded(STOPS))
         // The client has sent everything before the server answers.
-        .over_verbs(Tally::Unknown, Tally::Stayed(STOPS)),
+        .over_verbs(Tally::Unknown, Tally::Stayed(STOPS))
+        // docs/limitations.md, "Unix sockets": it is reset.
+        .tcp_only(),
     Behaviour::whole("while_bytes_wait", killed_while_bytes_wait, sends_and_counts, Tally::Upgraded(STOPS))
         .environment(&[("THALLUS_RING", "64K")])
         .alone(&["shared-before-upgrade", "unseen-bytes"])
@@ -29,7 +31,8 @@ pub(super) const ALL: &[Behaviour] = &[
         .over_verbs(Tally::Unknown, Tally::Stayed(STOPS)),
     Behaviour::whole("while_handing_on", killed_while_handing_on, asks_across, Tally::Upgraded(HANDERS))
         .alone(&["shared-before-upgrade", "unseen-bytes", "passed-to-process"])
-        .tally(Tally::Unknown, Tally::AtLeast(HANDERS, HANDERS)),
+        .tally(Tally::Unknown, Tally::AtLeast(HANDERS, HANDERS))
+        .tcp_only(),
     Behaviour::connected("at_any_instruction", killed_at_any_instruction, requests_one_answer_or_two)
         .takes_long()
         .alone(&["shared-before-upgrade", "unseen-bytes"])

@@ -37,6 +37,10 @@ mod switching;
 mod threads;
 mod timeouts;
 mod unaffected;
+mod unix_messages;
+mod unix_names;
+mod unix_rights;
+mod unix_streams;
 mod unseen;
 mod waiting;
 
@@ -59,6 +63,15 @@ pub enum Tally {
     Total(u64),
     /// The process is killed before it can tell, or how many it counts depends on timing.
     Unknown,
+}
+
+/// What carries a connection that has not been upgraded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP, over either version of IP.
+    Tcp,
+    /// A socket of `AF_UNIX`.
+    Unix,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +104,8 @@ pub struct Behaviour {
     pub by_itself: bool,
     /// Why its connections may stay on TCP, when the peer has no shim: what it does before it could know.
     pub alone: &'static [&'static str],
+    /// The only transport over which the kernel behaves so, if there is another over which it does not.
+    pub over: Option<Transport>,
     /// If an upgraded connection cannot do it: the words with which docs/limitations.md says so.
     pub limitation: Option<&'static str>,
 }
@@ -119,6 +134,7 @@ impl Behaviour {
             takes_long: false,
             by_itself: false,
             alone: &[],
+            over: None,
             limitation: None,
         }
     }
@@ -165,6 +181,18 @@ impl Behaviour {
 
     const fn alone(mut self, reasons: &'static [&'static str]) -> Self {
         self.alone = reasons;
+        self
+    }
+
+    /// It is about what TCP does, and `AF_UNIX` does not.
+    const fn tcp_only(mut self) -> Self {
+        self.over = Some(Transport::Tcp);
+        self
+    }
+
+    /// It is about what `AF_UNIX` does, and TCP does not.
+    const fn unix_only(mut self) -> Self {
+        self.over = Some(Transport::Unix);
         self
     }
 
@@ -229,6 +257,10 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("inside_libc", inside_libc::ALL),
     ("returning", returning::ALL),
     ("lending", lending::ALL),
+    ("unix_streams", unix_streams::ALL),
+    ("unix_messages", unix_messages::ALL),
+    ("unix_names", unix_names::ALL),
+    ("unix_rights", unix_rights::ALL),
 ];
 
 /// The behaviour with this name, `area::name`.

@@ -2,7 +2,7 @@
 
 use super::peers::{drains_on_demand, fill};
 use super::{Behaviour, Tally};
-use crate::calls::{self, End, Errno, Fd};
+use crate::calls::{self, End, Errno, Family, Fd};
 use crate::say;
 use crate::side::{
     ARRIVAL, Side, await_readable, await_unread, listening_port, receive_exactly, while_blocked,
@@ -26,17 +26,21 @@ pub(super) const ALL: &[Behaviour] = &[
         .alone(&["rcvlowat"])
         .limitation("**`SO_RCVLOWAT`**"),
     Behaviour::whole("low_water_mark_before", low_water_mark_server, sends_in_steps_client, Tally::Total(1))
-        .tally(Tally::Mixed(0, &[("rcvlowat", 1)]), Tally::Total(1)),
-    Behaviour::connected("what_is_left", what_is_left, sends_in_steps),
+        .tally(Tally::Mixed(0, &[("rcvlowat", 1)]), Tally::Total(1))
+        // poll(2) of one of `AF_UNIX` does not know the mark.
+        .tcp_only(),
+    Behaviour::connected("what_is_left", what_is_left, sends_in_steps).tcp_only(),
     Behaviour::whole(
         "what_is_left_by_inheritance",
         what_is_left_server,
         what_is_left_client,
         Tally::Upgraded(1),
-    ),
+    )
+    .tcp_only(),
     Behaviour::connected("what_is_left_of_a_killed_peer", what_is_left_of_a_killed_peer, is_killed)
         .tally(Tally::Upgraded(1), Tally::Unknown)
-        .end(End::Exit(0), End::Signal(libc::SIGKILL)),
+        .end(End::Exit(0), End::Signal(libc::SIGKILL))
+        .tcp_only(),
 ];
 
 /// The steps of [`sends_in_steps`], in bytes.
@@ -184,7 +188,8 @@ fn what_a_socket_is(side: &Side, fd: Fd) {
 fn options_of_tcp(side: &Side, fd: Fd) {
     for name in [libc::TCP_NODELAY, libc::TCP_CORK, libc::TCP_QUICKACK] {
         for value in [1, 0] {
-            calls::set_option(fd, libc::IPPROTO_TCP, name, value).expect("setsockopt");
+            let is_set = calls::set_option(fd, libc::IPPROTO_TCP, name, value).is_ok();
+            assert_eq!(is_set, side.family != Family::Unix);
             let _ = calls::option(fd, libc::IPPROTO_TCP, name);
         }
     }

@@ -86,7 +86,7 @@ fn passed_descriptors(_side: &Side) {
 }
 
 fn unconnected(side: &Side) {
-    let fd = calls::tcp_socket(side.family, 0).expect("socket");
+    let fd = calls::stream_socket(side.family, 0).expect("socket");
     assert_eq!(calls::recv(fd, 10, 0), Err(Errno::ENOTCONN));
     assert_eq!(calls::send(fd, b"x", libc::MSG_NOSIGNAL), Err(Errno::EPIPE));
     assert_eq!(calls::read(fd, 10), Err(Errno::ENOTCONN));

@@ -195,7 +195,7 @@ fn serves_at_first_by_poll(side: &Side) {
 /// As Rust's std does it for a connect with a time limit.
 fn connects_by_poll(side: &Side) {
     let destination = side.destination();
-    let fd = calls::tcp_socket(side.family, SOCK_NONBLOCK).expect("socket");
+    let fd = calls::stream_socket(side.family, SOCK_NONBLOCK).expect("socket");
     quietly(|| {
         assert!(matches!(calls::connect(fd, destination), Ok(_) | Err(Errno::EINPROGRESS)));
         assert_eq!(calls::poll(&[(fd, POLLOUT)], -1), Ok(vec![POLLOUT]));

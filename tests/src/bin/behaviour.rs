@@ -14,17 +14,13 @@ fn main() {
         [name, side @ ("left" | "right"), listens @ ("listens" | "connects"), family, rounds] => {
             let behaviour = behaviours::find(name).unwrap_or_else(|| panic!("no behaviour is called {name}"));
             let side_given = Side {
-                family: match *family {
-                    "v4" => Family::V4,
-                    "v6" => Family::V6,
-                    "mapped" => Family::Mapped,
-                    other => panic!("no address family is called {other}"),
-                },
+                family: Family::named(family)
+                    .unwrap_or_else(|| panic!("no address family is called {family}")),
                 rounds: rounds.parse().expect("the number of rounds is a number"),
                 listens: *listens == "listens",
             };
             behaviour.run(&side_given, *side == "left");
         }
-        _ => panic!("usage: behaviour NAME left|right listens|connects v4|v6|mapped ROUNDS"),
+        _ => panic!("usage: behaviour NAME left|right listens|connects v4|v6|mapped|unix ROUNDS"),
     }
 }

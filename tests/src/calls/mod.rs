@@ -4,6 +4,7 @@
 //! hooks, and so that the same lines come out on the kernel and under the shim. All `unsafe` of the
 //! behaviours is here. A line holds nothing that differs between two runs: no port, pid, pointer or time.
 
+mod beside;
 mod compound;
 mod descriptors;
 mod errno;
@@ -15,6 +16,7 @@ mod stream;
 mod transcript;
 mod wait;
 
+pub use beside::*;
 pub use compound::*;
 pub use descriptors::*;
 pub use errno::Errno;

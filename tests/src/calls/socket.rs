@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::raw::{c_int, c_void};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::transcript::{noted, noted_number};
 use super::{Errno, Fd, Outcome};
 
-/// The three forms of `sockaddr` that a TCP program uses.
+/// The three forms of `sockaddr` that a TCP program uses, and the one of a socket of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Family {
     /// `AF_INET`, 127.0.0.1.
@@ -18,9 +19,35 @@ pub enum Family {
     V6,
     /// `AF_INET6`, ::ffff:127.0.0.1; the only form that a JVM uses.
     Mapped,
+    /// `AF_UNIX`, in the abstract namespace. As a [`SocketAddr`] it is [`NAMED`] with the name's number as its port.
+    Unix,
 }
 
+/// Stands for an abstract name of `AF_UNIX`: a port tells which, as with TCP. The bytes say "unix"; nothing else has such
+/// an address (fd00::/8 is for private use, RFC 4193).
+pub const NAMED: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x756e, 0x6978, 0, 0, 0, 0, 1);
+
+/// Stands for the address of a socket of `AF_UNIX` that is a path.
+pub const AT_PATH: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x756e, 0x6978, 0, 0, 0, 0, 2);
+
+/// Stands for the address of a socket of `AF_UNIX` that was not bound, as that of a client hardly ever is.
+pub const UNNAMED: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x756e, 0x6978, 0, 0, 0, 0, 0);
+
 impl Family {
+    /// All of them, with their names.
+    const NAMES: [(Self, &str); 4] =
+        [(Self::V4, "v4"), (Self::V6, "v6"), (Self::Mapped, "mapped"), (Self::Unix, "unix")];
+
+    /// The family that is called so.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::NAMES.into_iter().find_map(|(family, its)| (its == name).then_some(family))
+    }
+
+    /// What [`Self::named`] knows it by.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.into_iter().find_map(|(family, name)| (family == self).then_some(name)).unwrap_or("?")
+    }
+
     /// This side's address in this family: loopback, unless the sides are to meet in a network (`THALLUS_TEST_OWN`).
     pub fn own(self, port: u16) -> SocketAddr {
         self.address("THALLUS_TEST_OWN", port)
@@ -38,6 +65,7 @@ impl Family {
             Self::V4 => (v4, port).into(),
             Self::V6 => (Ipv6Addr::LOCALHOST, port).into(),
             Self::Mapped => (v4.to_ipv6_mapped(), port).into(),
+            Self::Unix => (NAMED, port).into(),
         }
     }
 
@@ -46,6 +74,7 @@ impl Family {
         match self {
             Self::V4 => (Ipv4Addr::UNSPECIFIED, 0).into(),
             Self::V6 | Self::Mapped => (Ipv6Addr::UNSPECIFIED, 0).into(),
+            Self::Unix => (NAMED, 0).into(),
         }
     }
 
@@ -61,6 +90,8 @@ impl Family {
                 (Ipv6Addr::UNSPECIFIED, 0).into(),
                 (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into(),
             ),
+            // It has only names.
+            Self::Unix => return None,
         };
         let socket = UdpSocket::bind(local).ok()?;
         socket.connect(remote).ok()?;
@@ -71,47 +102,87 @@ impl Family {
     }
 
     fn domain(self) -> c_int {
-        if self == Self::V4 { libc::AF_INET } else { libc::AF_INET6 }
+        match self {
+            Self::V4 => libc::AF_INET,
+            Self::V6 | Self::Mapped => libc::AF_INET6,
+            Self::Unix => libc::AF_UNIX,
+        }
     }
 }
 
-/// An address in the kernel's form, and its length.
-struct RawAddress(libc::sockaddr_in6, libc::socklen_t);
+/// An address in the kernel's form, which has room for any (`sockaddr_storage`), and its length.
+struct RawAddress(Storage, libc::socklen_t);
+
+#[repr(C, align(8))]
+struct Storage([u8; ROOM]);
+
+const ROOM: usize = size_of::<libc::sockaddr_storage>();
+
+/// Where all forms have their contents: behind the family.
+const CONTENTS: usize = size_of::<libc::sa_family_t>();
+
+/// Before the number in an abstract name; the NUL makes it abstract (unix(7)).
+const NAME: &[u8] = b"\0thallus-test-";
 
 impl RawAddress {
     fn new(address: SocketAddr) -> Self {
-        // SAFETY: all-zero is a valid value of this plain C struct.
-        let mut raw: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+        let port = address.port().to_be_bytes();
         match address {
             SocketAddr::V4(v4) => {
-                // The two forms share family and port; the address of `sockaddr_in` comes next, where
-                // `sockaddr_in6` has its flow label.
-                raw.sin6_family = libc::AF_INET as libc::sa_family_t;
-                raw.sin6_port = v4.port().to_be();
-                raw.sin6_flowinfo = u32::from_ne_bytes(v4.ip().octets());
-                Self(raw, size_of::<libc::sockaddr_in>() as libc::socklen_t)
+                let contents = [&port[..], &v4.ip().octets()].concat();
+                Self::of(libc::AF_INET, &contents, size_of::<libc::sockaddr_in>())
+            }
+            SocketAddr::V6(v6) if *v6.ip() == NAMED => {
+                // As long as any, so that its length is the same in each transcript.
+                let name = [NAME, format!("{:05}", v6.port()).as_bytes()].concat();
+                Self::of(libc::AF_UNIX, &name, CONTENTS + name.len())
             }
             SocketAddr::V6(v6) => {
-                raw.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-                raw.sin6_port = v6.port().to_be();
-                raw.sin6_addr.s6_addr = v6.ip().octets();
-                Self(raw, size_of::<libc::sockaddr_in6>() as libc::socklen_t)
+                let no_flow = [0; 4];
+                let contents = [&port[..], &no_flow, &v6.ip().octets()].concat();
+                Self::of(libc::AF_INET6, &contents, size_of::<libc::sockaddr_in6>())
             }
         }
     }
 
+    /// The path must be shorter than that of `sockaddr_un`.
+    fn at_path(path: &str) -> Self {
+        let c_path = [path.as_bytes(), b"\0"].concat();
+        Self::of(libc::AF_UNIX, &c_path, CONTENTS + c_path.len())
+    }
+
+    fn of(family: c_int, contents: &[u8], len: usize) -> Self {
+        let mut storage = Storage([0; ROOM]);
+        storage.0[..CONTENTS].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
+        storage.0[CONTENTS..CONTENTS + contents.len()].copy_from_slice(contents);
+        Self(storage, len as libc::socklen_t)
+    }
+
     fn room() -> Self {
-        let mut room = Self::new((Ipv6Addr::UNSPECIFIED, 0).into());
-        room.1 = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
-        room
+        Self::of(libc::AF_UNSPEC, &[], ROOM)
     }
 
     fn address(&self) -> SocketAddr {
-        let port = u16::from_be(self.0.sin6_port);
-        if c_int::from(self.0.sin6_family) == libc::AF_INET {
-            (Ipv4Addr::from(self.0.sin6_flowinfo.to_ne_bytes()), port).into()
-        } else {
-            (Ipv6Addr::from(self.0.sin6_addr.s6_addr), port).into()
+        let (family, contents) = self.0.0.split_at(CONTENTS);
+        let family = libc::sa_family_t::from_ne_bytes([family[0], family[1]]);
+        let port = u16::from_be_bytes([contents[0], contents[1]]);
+        match c_int::from(family) {
+            libc::AF_INET => {
+                let octets: [u8; 4] = contents[2..6].try_into().expect("there are four");
+                (Ipv4Addr::from(octets), port).into()
+            }
+            libc::AF_UNIX => {
+                let name = &contents[..(self.1 as usize).saturating_sub(CONTENTS)];
+                let number = name.strip_prefix(NAME).and_then(|number| std::str::from_utf8(number).ok());
+                match number.and_then(|number| number.parse().ok()) {
+                    Some(number) => (NAMED, number).into(),
+                    None => (if name.is_empty() { UNNAMED } else { AT_PATH }, 0).into(),
+                }
+            }
+            _ => {
+                let octets: [u8; 16] = contents[6..22].try_into().expect("there are sixteen");
+                (Ipv6Addr::from(octets), port).into()
+            }
         }
     }
 
@@ -121,7 +192,7 @@ impl RawAddress {
 }
 
 /// socket(2) of type stream; `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
-pub fn tcp_socket(family: Family, flags: c_int) -> Outcome<Fd> {
+pub fn stream_socket(family: Family, flags: c_int) -> Outcome<Fd> {
     // SAFETY: takes no pointer.
     let ret = unsafe { libc::socket(family.domain(), libc::SOCK_STREAM | flags, 0) };
     noted_number(Errno::check(ret as isize).map(|fd| fd as Fd), || format!("socket(stream, {flags:#x})"))
@@ -146,12 +217,39 @@ pub fn unix_pair() -> Outcome<(Fd, Fd)> {
     )
 }
 
-/// bind(2)
+/// bind(2). Port 0 is a free one.
 pub fn bind(fd: Fd, address: SocketAddr) -> Outcome<usize> {
-    let raw = RawAddress::new(address);
+    let outcome = if address == SocketAddr::from((NAMED, 0)) {
+        bind_to_free_name(fd)
+    } else {
+        bind_raw(fd, &RawAddress::new(address))
+    };
+    noted_number(outcome, || format!("bind({fd})"))
+}
+
+/// bind(2) to a path.
+pub fn bind_path(fd: Fd, path: &str) -> Outcome<usize> {
+    noted_number(bind_raw(fd, &RawAddress::at_path(path)), || format!("bind({fd}, a path)"))
+}
+
+/// What the kernel does for a port of 0, it does not for an abstract name of our form.
+fn bind_to_free_name(fd: Fd) -> Outcome<usize> {
+    // Other processes begin elsewhere.
+    static TRIED: AtomicU16 = AtomicU16::new(0);
+    let start = std::process::id().wrapping_mul(0x9e37_79b1) >> 16;
+    loop {
+        let number = TRIED.fetch_add(1, Ordering::Relaxed).wrapping_add(start as u16).max(1);
+        match bind_raw(fd, &RawAddress::new((NAMED, number).into())) {
+            Err(Errno::EADDRINUSE) => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+fn bind_raw(fd: Fd, raw: &RawAddress) -> Outcome<usize> {
     // SAFETY: pointer and length are those of `raw`.
     let ret = unsafe { libc::bind(fd, raw.pointer(), raw.1) };
-    noted_number(Errno::check(ret as isize), || format!("bind({fd})"))
+    Errno::check(ret as isize)
 }
 
 /// listen(2)
@@ -183,10 +281,18 @@ pub fn accept4(fd: Fd, flags: c_int) -> Outcome<Fd> {
 
 /// connect(2)
 pub fn connect(fd: Fd, address: SocketAddr) -> Outcome<usize> {
-    let raw = RawAddress::new(address);
+    noted_number(connect_raw(fd, &RawAddress::new(address)), || format!("connect({fd})"))
+}
+
+/// connect(2) to a path.
+pub fn connect_path(fd: Fd, path: &str) -> Outcome<usize> {
+    noted_number(connect_raw(fd, &RawAddress::at_path(path)), || format!("connect({fd}, a path)"))
+}
+
+fn connect_raw(fd: Fd, raw: &RawAddress) -> Outcome<usize> {
     // SAFETY: pointer and length are those of `raw`.
     let ret = unsafe { libc::connect(fd, raw.pointer(), raw.1) };
-    noted_number(Errno::check(ret as isize), || format!("connect({fd})"))
+    Errno::check(ret as isize)
 }
 
 /// connect(2) with `AF_UNSPEC`, which undoes a connection.

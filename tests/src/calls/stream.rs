@@ -78,6 +78,13 @@ pub fn sendto(fd: Fd, data: &[u8], flags: c_int) -> Outcome<usize> {
     noted_number(Errno::check(ret), || format!("sendto({fd}, {}, {})", Bytes(data), message_flags(flags)))
 }
 
+/// sendto(2) without an address.
+pub fn sendto_peer(fd: Fd, data: &[u8], flags: c_int) -> Outcome<usize> {
+    // SAFETY: pointer and length are those of `data`; a null pointer means no address.
+    let ret = unsafe { libc::sendto(fd, data.as_ptr().cast(), data.len(), flags, std::ptr::null(), 0) };
+    noted_number(Errno::check(ret), || format!("sendto({fd}, {}, {})", Bytes(data), message_flags(flags)))
+}
+
 /// writev(2)
 pub fn writev(fd: Fd, pieces: &[&[u8]]) -> Outcome<usize> {
     let vector = vector_of(pieces);
@@ -381,21 +388,21 @@ fn received_fds(control: &[u64]) -> Vec<Fd> {
     fds.iter().flat_map(|pair| [*pair as u32 as Fd, (*pair >> 32) as Fd]).take(count).collect()
 }
 
-fn vector_of(pieces: &[&[u8]]) -> Vec<libc::iovec> {
+pub(super) fn vector_of(pieces: &[&[u8]]) -> Vec<libc::iovec> {
     pieces
         .iter()
         .map(|piece| libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() })
         .collect()
 }
 
-fn vector_of_mut(pieces: &mut [Vec<u8>]) -> Vec<libc::iovec> {
+pub(super) fn vector_of_mut(pieces: &mut [Vec<u8>]) -> Vec<libc::iovec> {
     pieces
         .iter_mut()
         .map(|piece| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() })
         .collect()
 }
 
-fn message_of(vector: &mut [libc::iovec]) -> libc::msghdr {
+pub(super) fn message_of(vector: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: all-zero is a valid value of this plain C struct: no address, no control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vector.as_mut_ptr();
@@ -403,7 +410,7 @@ fn message_of(vector: &mut [libc::iovec]) -> libc::msghdr {
     message
 }
 
-fn show_pieces(pieces: &[&[u8]]) -> String {
+pub(super) fn show_pieces(pieces: &[&[u8]]) -> String {
     if pieces.len() > 8 {
         return format!("{} pieces {}", pieces.len(), Bytes(&pieces.concat()));
     }

@@ -80,7 +80,7 @@ impl Endpoint {
     }
 
     fn listen(&mut self, family: Family) -> Reply {
-        let bound = calls::tcp_socket(family, 0).and_then(|fd| {
+        let bound = calls::stream_socket(family, 0).and_then(|fd| {
             calls::bind(fd, family.own(0))?;
             calls::listen(fd, 64)?;
             self.listener = Some(fd);
@@ -149,7 +149,7 @@ fn meet(folder: &Path) -> OwnedFd {
 }
 
 fn connect(family: Family, port: u16) -> Outcome<usize> {
-    let fd = calls::tcp_socket(family, 0)?;
+    let fd = calls::stream_socket(family, 0)?;
     calls::connect(fd, family.other(port))?;
     Ok(fd as usize)
 }
@@ -261,8 +261,11 @@ fn in_two(send: impl Fn(i32, &[u8]) -> Outcome<usize>, pieces: [&[u8]; 2], flags
 fn receive(fd: Fd, len: usize, by: ReceiveBy, flags: &[Flag]) -> Reply {
     let bits = Flag::bits(flags);
     if flags.contains(&Flag::Trunc) {
-        // The kernel stores nothing.
-        return of(calls::recv_into(fd, &mut vec![0; len], bits));
+        // TCP stores nothing.
+        let mut buffer = vec![0; len];
+        let outcome = calls::recv_into(fd, &mut buffer, bits);
+        buffer.truncate(outcome.unwrap_or(0));
+        return of_bytes(outcome.map(|_| buffer));
     }
     let half = len / 2;
     match by {

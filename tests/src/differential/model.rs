@@ -38,6 +38,8 @@ pub(super) struct Flow {
     pub(super) loose: bool,
     /// No more will be sent.
     pub(super) ended: bool,
+    /// What counts, over `AF_UNIX`, of what has been sent since it was empty: at least what the kernel counts.
+    pub(super) charge: u64,
 }
 
 /// A connection.
@@ -63,6 +65,9 @@ pub(super) struct Connection {
 
 #[derive(Debug, Default)]
 pub(super) struct Model {
+    /// The connections are of `AF_UNIX`: what one end shuts down is shut at the other at once, and nothing that is sent is
+    /// ever answered by a reset.
+    pub(super) is_unix: bool,
     pub(super) actors: [Vec<Actor>; 2],
     pub(super) connections: Vec<Connection>,
     /// How many epoll sets there have been.
@@ -77,6 +82,13 @@ pub(super) type Who = (End, usize);
 impl Flow {
     pub(super) fn unread(&self) -> u64 {
         self.sent.saturating_sub(self.received)
+    }
+
+    /// [`Self::charge`] once `len` bytes more have been sent, in up to two messages.
+    pub(super) fn charge_with(&self, len: u64) -> u64 {
+        // A message is counted with the memory that its buffers take, as long as any byte of it is unread.
+        let before = if self.unread() == 0 { 0 } else { self.charge };
+        before + 2 * len + 2048
     }
 }
 
@@ -155,7 +167,7 @@ impl Model {
         })
     }
 
-    /// Whether what the other end sends is answered by a reset.
+    /// Whether what the other end sends is answered by a reset, or refused.
     pub(super) fn is_deaf(&self, end: End, connection: usize) -> bool {
         let connection = &self.connections[connection];
         connection.closed[end as usize] || connection.shut[end as usize] == [true; 2]

@@ -6,7 +6,7 @@
 //! What is not made, because the outcome depends on timing or sizes, or because docs/limitations.md says that it differs:
 //! [`admit`]. What is made, but not compared, or not in full: [`show`].
 
-use super::model::{Connection, Kind, Model, Who};
+use super::model::{Connection, Flow, Kind, Model, Who};
 use super::program::{End, Flag, How, Op, PollBy, ReceiveBy, SendBy, SocketOption};
 use super::wire::{Reply, bytes_of, digest};
 use crate::calls::{Errno, Fd};
@@ -16,6 +16,12 @@ pub(super) const SURELY_HELD: u64 = 64 << 10;
 
 /// So much arrives at once: the smallest window of a ring.
 pub(super) const AT_ONCE: usize = 8 << 10;
+
+/// What a socket of `AF_UNIX` surely takes before a write waits: `net.core.wmem_default` is 208 KiB.
+const SURELY_TAKEN: u64 = 150 << 10;
+
+/// With so much of it in use it tells of no more room (`unix_writable`): a quarter.
+pub(super) const SURELY_ROOM: u64 = 52 << 10;
 
 /// With so much unread, epoll(7) without waiting says that there is room (docs/limitations.md).
 pub(super) const LEAVES_ROOM: u64 = 6 << 10;
@@ -53,7 +59,8 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         return Err("what comes depends on timing");
     }
     let waits = in_thread && matches!(op, Op::Poll { .. } | Op::Wait { .. });
-    if waits && model.connections.iter().any(|connection| connection.flows.iter().any(|flow| flow.loose)) {
+    let depends_on_room = |flow: &Flow| flow.loose || model.is_unix && lacks_room(flow);
+    if waits && model.connections.iter().any(|connection| connection.flows.iter().any(depends_on_room)) {
         return Err("how soon there is room or data depends on the sizes of buffers");
     }
     let mut manner = Manner { in_thread, ..Manner::default() };
@@ -71,6 +78,10 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         // docs/limitations.md: epoll sets that processes share.
         Op::Wait { set } | Op::Control { set, .. } if model.is_shared(who, *set) => {
             return Err("another process has the set");
+        }
+        // Over `AF_UNIX`, whatever the other end reads is an edge of room.
+        Op::Wait { set } if in_thread && model.is_unix && tells_of_room(model, who, *set) => {
+            return Err("what the other end reads wakes it");
         }
         Op::Wait { .. } => {}
         _ if in_thread => return Err("it never waits"),
@@ -90,9 +101,14 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
             return Err("whether both directions have ended depends on the sizes of buffers");
         }
         // docs/limitations.md: then both directions have ended, and poll(2) is not told.
-        Op::Shutdown { fd, how } if *how != How::Reading => {
+        Op::Shutdown { fd, how } if *how != How::Reading || model.is_unix => {
             let polls = model.started(end).is_some_and(|(_, op)| matches!(op, Op::Poll { .. }));
-            let ended = |index: usize| model.connections[index].flows[end.other() as usize].ended;
+            let ended = |index: usize| {
+                let flows = &model.connections[index].flows;
+                // Over `AF_UNIX`, who reads no more has ended the other direction as well.
+                let ends = if *how == How::Reading { end.other() } else { end };
+                *how == How::Both && model.is_unix || flows[ends.other() as usize].ended
+            };
             if polls && model.connection_of(who, *fd).is_some_and(ended) {
                 return Err("a thread of this end waits");
             }
@@ -122,6 +138,16 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         _ => {}
     }
     Ok(manner)
+}
+
+/// Whether, over `AF_UNIX`, the sender may be told that there is no room.
+fn lacks_room(flow: &Flow) -> bool {
+    flow.unread() > 0 && flow.charge > SURELY_ROOM
+}
+
+fn tells_of_room(model: &Model, who: Who, set: Fd) -> bool {
+    let kind = model.actor(who).fds.get(&set);
+    matches!(kind, Some(Kind::Set(set)) if model.tell_of_room.contains(set))
 }
 
 fn is_awaited_after_both_shuts(model: &Model, who: Who) -> bool {
@@ -156,12 +182,17 @@ fn admit_send(model: &Model, who: Who, op: &mut Op, manner: &mut Manner) -> Resu
     if model.started(end.other()).is_some() && (in_pieces || len > AT_ONCE) {
         return Err("the other end waits, and may wake too early");
     }
+    // Over `AF_UNIX` it fails at once.
+    if model.is_unix && flow.ended && len > 0 {
+        return if manner.in_thread { Err("it does not wait") } else { Ok(()) };
+    }
     // A reset may come between two pieces.
     if model.is_deaf(end.other(), index) && (in_pieces || len > AT_ONCE) {
         return Err("the other end takes nothing more");
     }
     // docs/limitations.md: a write of no bytes does not ask the kernel for news.
-    if len == 0 && (connection.reset || model.is_deaf(end.other(), index)) {
+    let is_refused = model.is_unix && flow.ended;
+    if len == 0 && (connection.reset || model.is_deaf(end.other(), index) || is_refused) {
         return Err("it writes nothing");
     }
     if let Op::Splice { .. } = op {
@@ -173,7 +204,8 @@ fn admit_send(model: &Model, who: Who, op: &mut Op, manner: &mut Manner) -> Resu
             return Err("only an idle connection goes back to TCP at once");
         }
     }
-    let overfills = flow.unread() + len as u64 > SURELY_HELD;
+    let overfills = flow.unread() + len as u64 > SURELY_HELD
+        || model.is_unix && flow.charge_with(len as u64) > SURELY_TAKEN;
     manner.overfills = overfills;
     if !overfills && !flow.loose {
         return if manner.in_thread { Err("it does not wait") } else { Ok(()) };
@@ -287,7 +319,9 @@ fn shown(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
             Some((index, connection, flow)) => {
                 // Several messages that are looked at begin with the same bytes.
                 let is_twice = *by == ReceiveBy::Recvmmsg && flags.contains(&Flag::Peek);
-                if reply.error == 0 && !reply.waits && !flags.contains(&Flag::Trunc) && !is_twice {
+                // TCP then stores nothing.
+                let is_discarded = flags.contains(&Flag::Trunc) && !model.is_unix;
+                if reply.error == 0 && !reply.waits && !is_discarded && !is_twice {
                     let stream = model.stream(index, end.other(), flow.received);
                     if digest(&bytes_of(stream, reply.value as usize)) != reply.digest {
                         return format!("{} WRONG BYTES", plain());
@@ -352,7 +386,7 @@ fn polled(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
                 if incoming.loose || model.fills_a_buffer(end, index) {
                     hidden |= READABLE;
                 }
-                if outgoing.loose {
+                if outgoing.loose || model.is_unix && lacks_room(&outgoing) {
                     hidden |= WRITABLE;
                 }
                 if connection.wild { u32::MAX } else { hidden }
@@ -379,10 +413,12 @@ fn is_smeared_or_ended(connection: &Connection) -> bool {
 /// A connection of which an epoll set may have seen other edges is left out.
 fn waited(model: &Model, reply: &Reply) -> String {
     let seen = reply.ready.iter().filter_map(|&(data, events)| {
-        let (index, fd) = (data >> 32, data as u32 & !(BY_EDGES | ONCE));
+        let (index, fd) = (data >> 32, data as u32 & !(BY_EDGES | ONCE | FOR_ROOM));
         let connection = &model.connections[index as usize];
         let events = if data as u32 & BY_EDGES != 0 { events & !(libc::EPOLLOUT as u32) } else { events };
-        let compared = !connection.smeared && !connection.wild && events != 0;
+        // Over `AF_UNIX`, whatever the other end reads is news of room, with which all is told again.
+        let is_told_again = model.is_unix && data as u32 & BY_EDGES != 0 && data as u32 & FOR_ROOM != 0;
+        let compared = !connection.smeared && !connection.wild && !is_told_again && events != 0;
         compared.then(|| format!("{fd}:{}", names(events, false)))
     });
     format!("[{}]", seen.collect::<Vec<_>>().join(" "))
@@ -394,11 +430,15 @@ const BY_EDGES: u32 = 1 << 31;
 /// Part of [`data_of`]: registered for one report.
 const ONCE: u32 = 1 << 30;
 
+/// Part of [`data_of`]: registered for room.
+const FOR_ROOM: u32 = 1 << 29;
+
 /// The data with which a connection's descriptor is registered for `events`.
 pub(super) fn data_of(connection: usize, fd: Fd, events: u32) -> u64 {
     let by_edges = if events & libc::EPOLLET as u32 != 0 { BY_EDGES } else { 0 };
     let once = if events & libc::EPOLLONESHOT as u32 != 0 { ONCE } else { 0 };
-    (connection as u64) << 32 | u64::from(fd.cast_unsigned() | by_edges | once)
+    let for_room = if events & libc::EPOLLOUT as u32 != 0 { FOR_ROOM } else { 0 };
+    (connection as u64) << 32 | u64::from(fd.cast_unsigned() | by_edges | once | for_room)
 }
 
 /// Whether what is registered with `data` reports once what has come.

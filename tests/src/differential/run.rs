@@ -8,8 +8,9 @@ use anyhow::Result;
 use super::model::{Actor, Connection, Kind, Model, Who};
 use super::processes::{Process, Processes, Silence};
 use super::program::{Control, End, Flag, How, Op, Program, ReceiveBy, SendBy, SocketOption, Step};
-use super::rules::{LEAVES_ROOM, SURELY_HELD, admit, data_of, show};
+use super::rules::{LEAVES_ROOM, SURELY_HELD, SURELY_ROOM, admit, data_of, show};
 use super::wire::{Arrival, Call, Command, Reply};
+use crate::calls::Family;
 use crate::harness::Stats;
 
 /// How long it may take to read what was sent.
@@ -47,7 +48,11 @@ pub fn run(program: &Program, endpoint: &Path, folder: &Path, library: bool) -> 
     let mut run = Run {
         processes: [server.0, client.0],
         links: [vec![server.1], vec![client.1]],
-        model: Model { actors: [vec![Actor::default()], vec![Actor::default()]], ..Model::default() },
+        model: Model {
+            is_unix: program.setting.family == Family::Unix,
+            actors: [vec![Actor::default()], vec![Actor::default()]],
+            ..Model::default()
+        },
         transcript: Vec::new(),
         before: Vec::new(),
         is_out_of_step: false,
@@ -233,8 +238,9 @@ impl Run {
     fn loosen(&mut self, who: Who, fd: i32) {
         if let Some(connection) = self.model.connection_of(who, fd) {
             let connection = &mut self.model.connections[connection];
+            let is_refused = self.model.is_unix && connection.flows[who.0 as usize].ended;
             // Nobody reads what is sent to an end that is closed.
-            if !connection.closed[who.0.other() as usize] {
+            if !connection.closed[who.0.other() as usize] && !is_refused {
                 connection.flows[who.0 as usize].loose = true;
                 connection.smeared = true;
                 // Who reads no more may see an end before the bytes.
@@ -262,10 +268,14 @@ impl Run {
         match op {
             Op::Send { fd, .. } | Op::SendFile { fd, .. } | Op::Splice { fd, .. } => {
                 if let Some(connection) = connection_of(&self.model, *fd) {
-                    let answered_by_reset = self.model.is_deaf(who.0.other(), connection) && reply.value > 0;
+                    let is_unix = self.model.is_unix;
+                    let answered_by_reset =
+                        !is_unix && self.model.is_deaf(who.0.other(), connection) && reply.value > 0;
                     let connection = &mut self.model.connections[connection];
-                    connection.flows[end].sent += reply.value as u64;
-                    connection.smeared |= connection.flows[end].unread() > LEAVES_ROOM;
+                    let flow = &mut connection.flows[end];
+                    flow.charge = flow.charge_with(reply.value as u64);
+                    flow.sent += reply.value as u64;
+                    connection.smeared |= flow.unread() > LEAVES_ROOM || is_unix && flow.charge > SURELY_ROOM;
                     connection.reset |= answered_by_reset;
                 }
             }
@@ -277,10 +287,12 @@ impl Run {
             }
             Op::Shutdown { fd, how } => {
                 if let Some(connection) = connection_of(&self.model, *fd) {
+                    let is_unix = self.model.is_unix;
                     let connection = &mut self.model.connections[connection];
                     connection.shut[end][0] |= *how != How::Writing;
                     connection.shut[end][1] |= *how != How::Reading;
                     connection.flows[end].ended |= *how != How::Reading;
+                    connection.flows[1 - end].ended |= is_unix && *how != How::Writing;
                     // What is under way is answered by a reset, or has arrived; behind much of its own the end may come late.
                     let loose = connection.flows[1 - end].loose
                         || connection.shut[end][1] && connection.flows[end].loose;
@@ -289,10 +301,11 @@ impl Run {
             }
             Op::SetOption { fd, option, value } => {
                 if let Some(connection) = connection_of(&self.model, *fd) {
+                    let is_unix = self.model.is_unix;
                     let connection = &mut self.model.connections[connection];
                     match option {
                         SocketOption::ReceiveTimeout => connection.times_out[end] = *value > 0,
-                        SocketOption::Linger => connection.resets_at_close[end] = true,
+                        SocketOption::Linger => connection.resets_at_close[end] = !is_unix,
                         _ => {}
                     }
                 }
@@ -459,6 +472,7 @@ impl Run {
 
     /// Notes which ends of a connection the step has closed; whether it has ended any direction.
     fn note_closed(&mut self, index: usize) -> bool {
+        let is_unix = self.model.is_unix;
         for end in End::BOTH {
             let closed = self.model.holder(end, index).is_none();
             let connection = &mut self.model.connections[index];
@@ -466,6 +480,7 @@ impl Run {
                 let incoming = connection.flows[end.other() as usize];
                 connection.closed[end as usize] = true;
                 connection.flows[end as usize].ended = true;
+                connection.flows[end.other() as usize].ended |= is_unix;
                 connection.reset |= incoming.unread() > 0 || connection.resets_at_close[end as usize];
                 // Whether all has been read depends on timing.
                 connection.wild |= incoming.loose || connection.reset && connection.flows[end as usize].loose;
@@ -510,6 +525,8 @@ impl Run {
         if !flow.loose {
             wanted.end = flow.ended && !was.ended;
             wanted.hangup = !now.flows[end as usize].loose && now.reset && !before.reset;
+            let both_ended = |connection: &Connection| connection.flows.iter().all(|flow| flow.ended);
+            wanted.hangup |= self.model.is_unix && both_ended(now) && !both_ended(before);
         }
         wanted.sudden = sudden && (wanted.end || wanted.hangup);
         // docs/limitations.md: a reset by who has read all can't be told from the end.

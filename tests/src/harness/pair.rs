@@ -288,6 +288,10 @@ impl Place<'_> {
             set("LD_PRELOAD", library()?.as_os_str());
             set("THALLUS_UPGRADE_AFTER", variant.upgrade_after.to_string().as_ref());
             set("THALLUS_STATS", stats.as_os_str());
+            if variant.family == Family::Unix {
+                // The library leaves them alone unless it is asked.
+                set("THALLUS_UNIX", "all".as_ref());
+            }
             if network != Network::Loopback {
                 set("THALLUS_FABRIC", "verbs".as_ref());
                 set("THALLUS_PEERS", "10.0.0.0/24".as_ref());
@@ -312,11 +316,7 @@ impl Place<'_> {
             .arg(name)
             .arg(if self.left { "left" } else { "right" })
             .arg(if listens { "listens" } else { "connects" })
-            .arg(match variant.family {
-                Family::V4 => "v4",
-                Family::V6 => "v6",
-                Family::Mapped => "mapped",
-            })
+            .arg(variant.family.name())
             .arg(variant.rounds.to_string())
             .current_dir("/")
             .stdin(Stdio::from(control))

@@ -6,6 +6,7 @@ use super::AT_LEAST;
 use super::pair::{Network, Preloaded, Report, Run, Variant};
 use super::stats::Stats;
 use crate::behaviours::{Behaviour, Tally};
+use crate::calls::Family;
 use crate::side::{SETTLING_ROUNDS, WARM_UP_BYTES};
 
 /// Why any connection with an unshimmed peer may stay on TCP.
@@ -197,10 +198,11 @@ fn warm_tally(behaviour: &Behaviour, variant: Variant, report: &Report, tally: T
     if let Err(fault) = counted {
         return Some(fault);
     }
-    // After the warm-up every byte takes the ring; unless the process has forked, which could not use a queue pair.
+    // After the warm-up every byte takes the ring; unless the process has forked, which could not use a queue pair, or one of the
+    // two has shut down reading, which an `AF_UNIX` connection goes back for.
     let rounds = variant.rounds + if between_hosts() { SETTLING_ROUNDS } else { 0 };
     let warm_up = (rounds * WARM_UP_BYTES) as u64;
-    let returned = between_hosts() && stats.returned_to_tcp > 0;
+    let returned = (between_hosts() || variant.family == Family::Unix) && stats.returned_to_tcp > 0;
     (behaviour.is_connected() && tally == Tally::Upgraded(1) && !returned && stats.tcp_bytes_sent > warm_up)
         .then(|| format!("more than {warm_up} bytes went over TCP"))
 }

@@ -15,7 +15,16 @@ pub(crate) fn programs(steps: usize) -> impl Strategy<Value = Program> {
 }
 
 fn setting() -> impl Strategy<Value = Setting> {
-    let families = prop_oneof![6 => Just(Family::V4), 1 => Just(Family::V6), 1 => Just(Family::Mapped)];
+    let families = match std::env::var("DIFFERENTIAL_FAMILY") {
+        Ok(name) => Just(Family::named(&name).expect("DIFFERENTIAL_FAMILY names a family")).boxed(),
+        Err(_) => prop_oneof![
+            6 => Just(Family::V4),
+            1 => Just(Family::V6),
+            1 => Just(Family::Mapped),
+            4 => Just(Family::Unix),
+        ]
+        .boxed(),
+    };
     // Most connections have left TCP before the first step; some leave it in the middle.
     let warm_up = prop_oneof![1 => Just(0), 1 => 1u32..6, 4 => Just(12u32)];
     (

@@ -1,0 +1,735 @@
+//! Descriptors and credentials that come with the bytes of an `AF_UNIX` stream (`SCM_RIGHTS`, `SCM_CREDENTIALS`).
+//!
+//! Only the kernel can carry them, so a connection that has left it has to go back first. Each descriptor is the writing end of a
+//! pipe, and comes with its own bytes of the stream: with a read that ends before them it does not come (a peek is another matter),
+//! with the first one that takes any of them it does.
+
+use std::os::raw::c_int;
+
+use libc::{MSG_CMSG_CLOEXEC, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, SO_PASSCRED, SOL_SOCKET};
+
+use super::peers::{answer_echoes, request_echoes, send_all};
+use super::unix_messages::in_calls_until;
+use super::unix_streams::look;
+use super::{Behaviour, Tally};
+use crate::calls::{self, Beside, Errno, Fd, Letter, quietly};
+use crate::say;
+use crate::side::{Pattern, Side, receive_exactly, receive_pattern, while_blocked};
+
+pub(super) const ALL: &[Behaviour] = &[
+    whole("with_the_first_message", receives_at_first, sends_at_first),
+    whole("with_the_first_message_of_the_server", sends_first_of_all, receives_first_of_all),
+    late("read_in_one", gives_between, takes_in_one),
+    late("read_in_pieces", gives_between, takes_in_pieces),
+    late("peeked_at", gives_between, peeks_and_takes),
+    late("peeked_at_up_to_it", gives_between, peeks_up_to_it)
+        .limitation("**`MSG_PEEK` of bytes before those with descriptors**"),
+    late("without_room", gives_between, takes_without_room),
+    late("with_little_room", gives_two, takes_with_little_room),
+    late("read_by_read", gives_between, takes_by_read),
+    late("read_by_every_call", gives_five, takes_by_every_call),
+    late("closing_on_exec", gives_between, takes_closing_on_exec),
+    late("read_without_blocking", gives_when_told, takes_without_blocking),
+    late("while_the_receiver_waits", gives_one, waits_in_recvmsg),
+    late("while_the_receiver_waits_in_poll", gives_one, waits_in_poll),
+    late("while_the_receiver_waits_in_epoll", gives_one, waits_in_epoll::<0>),
+    late("while_the_receiver_waits_for_edges", gives_one, waits_in_epoll::<{ libc::EPOLLET }>),
+    late("several_in_a_row", gives_five, takes_five),
+    late("several_at_once", gives_three_at_once, takes_in_pieces),
+    late("one_after_the_other", gives_again_and_again, takes_again_and_again),
+    late("both_ways", gives_and_takes::<true>, gives_and_takes::<false>),
+    late("with_unread_bytes_at_the_sender", gives_with_unread, takes_having_sent),
+    late("unread_bytes_at_the_sender_stay", gives_and_reads_at_once, takes_having_sent_once),
+    late("with_much_unread_at_the_receiver", gives_behind_much, takes_behind_much),
+    late("with_many_bytes", gives_with_many, takes_with_many),
+    late("with_no_bytes", gives_with_nothing, takes_what_follows),
+    late("from_a_socket_that_does_not_block", gives_without_blocking, takes_in_pieces),
+    late("that_is_none", gives_what_is_none, takes_what_follows),
+    late("after_the_end", gives_after_the_end, ends),
+    late("then_closed", gives_and_closes, takes_after_the_close),
+    late("credentials_nobody_asked_for", says_who_it_is, takes_what_follows),
+    late("credentials_asked_for_late", is_known_late, asks_late),
+    late("credentials_asked_for_with_unread_bytes", is_known_with_unread, asks_with_unread),
+    whole("credentials_asked_for_early", is_asked_early, asks_early),
+    whole("credentials_asked_for_before_listening", asks_before_listening, is_asked_early_of_listener),
+    whole("credentials_asked_for_before_connecting", answers_who_asked_before, asks_before_connecting),
+];
+
+/// The connection has carried messages both ways when they come.
+const fn late(name: &'static str, left: fn(&Side, Fd), right: fn(&Side, Fd)) -> Behaviour {
+    Behaviour::connected(name, left, right).unix_only().alone(&["control-data"])
+}
+
+/// Whether such a connection leaves the kernel's socket is the library's business.
+const fn whole(name: &'static str, left: fn(&Side), right: fn(&Side)) -> Behaviour {
+    Behaviour::whole(name, left, right, Tally::Total(1)).unix_only().alone(&["control-data"])
+}
+
+/// A pipe whose writing end is given away.
+struct Gift {
+    reading: Fd,
+    writing: Fd,
+}
+
+impl Gift {
+    fn new() -> Self {
+        let (reading, writing) = quietly(calls::pipe).expect("pipe");
+        Self { reading, writing }
+    }
+
+    /// Sends the writing end with `data`.
+    fn give(&self, fd: Fd, data: &[u8]) {
+        let beside = Beside { fds: &[self.writing], ..Beside::default() };
+        assert_eq!(calls::sendmsg_with(fd, &[data], beside, 0), Ok(data.len()));
+    }
+
+    /// Reads what everybody who has a writing end writes, until none is left.
+    fn read(self) {
+        quietly(|| calls::close(self.writing)).expect("close");
+        let mut data = Vec::new();
+        loop {
+            let piece = quietly(|| calls::read(self.reading, 100)).expect("read");
+            if piece.is_empty() {
+                break;
+            }
+            data.extend(piece);
+        }
+        say!("{} bytes through the pipe", data.len());
+        quietly(|| calls::close(self.reading)).expect("close");
+    }
+}
+
+/// Writes through each descriptor of a message, and closes it.
+fn open(letter: &Letter) {
+    for &fd in &letter.fds {
+        let _ = calls::write(fd, b"through the pipe");
+        quietly(|| calls::close(fd)).expect("close");
+    }
+}
+
+/// Room for a sender's name, and for control data.
+const ROOM: [usize; 2] = [110, 200];
+
+fn take(fd: Fd, len: usize, flags: c_int) -> Letter {
+    let letter = calls::recvmsg_with(fd, &[len], ROOM, flags).expect("recvmsg");
+    open(&letter);
+    letter
+}
+
+/// As long as they talk on, both stay where they are; nothing is left open.
+fn asks_on(side: &Side, fd: Fd) {
+    side.sync("taken");
+    request_echoes(fd, 30, 2000);
+    side.sync("done");
+    calls::open_descriptors(100);
+}
+
+fn answers_on(side: &Side, fd: Fd) {
+    side.sync("taken");
+    answer_echoes(fd, 30, 2000);
+    side.sync("done");
+    calls::open_descriptors(100);
+}
+
+fn receives_at_first(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    side.sync("sent");
+    while !take(fd, 3, 0).data.ends_with(b"d") {}
+    side.sync("read");
+    side.answer_warm_up(fd);
+    answers_on(side, fd);
+}
+
+fn sends_at_first(side: &Side) {
+    let fd = side.connect();
+    let gift = Gift::new();
+    gift.give(fd, b"with");
+    assert_eq!(calls::send(fd, b"behind", 0), Ok(6));
+    side.sync("sent");
+    gift.read();
+    side.sync("read");
+    side.warm_up(fd);
+    asks_on(side, fd);
+}
+
+fn sends_first_of_all(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    let gift = Gift::new();
+    gift.give(fd, b"with");
+    gift.read();
+    side.answer_warm_up(fd);
+    answers_on(side, fd);
+}
+
+fn receives_first_of_all(side: &Side) {
+    let fd = side.connect();
+    take(fd, 4, 0);
+    side.warm_up(fd);
+    asks_on(side, fd);
+}
+
+/// Sends a descriptor with bytes before and behind, all of which are unread meanwhile.
+fn gives_between(side: &Side, fd: Fd) {
+    let gift = Gift::new();
+    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
+    gift.give(fd, b"with");
+    assert_eq!(calls::send(fd, b"behind", 0), Ok(6));
+    side.sync("sent");
+    gift.read();
+    asks_on(side, fd);
+}
+
+fn takes_in_one(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    look(fd);
+    take(fd, 100, 0);
+    take(fd, 100, 0);
+    answers_on(side, fd);
+}
+
+fn takes_in_pieces(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    let mut left = 16;
+    while left > 0 {
+        left -= take(fd, 3.min(left), 0).data.len();
+    }
+    answers_on(side, fd);
+}
+
+fn peeks_and_takes(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    for len in [7, 10, 100] {
+        take(fd, len, MSG_PEEK);
+    }
+    take(fd, 6, 0);
+    take(fd, 2, MSG_PEEK);
+    take(fd, 2, 0);
+    take(fd, 1, MSG_PEEK);
+    take(fd, 100, 0);
+    answers_on(side, fd);
+}
+
+/// A peek that is done looks at the messages that follow, too, up to the first that has a descriptor (`unix_stream_read_generic` of
+/// net/unix/af_unix.c, Linux 6.18): that one comes.
+fn peeks_up_to_it(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    take(fd, 3, MSG_PEEK);
+    take(fd, 6, MSG_PEEK);
+    take(fd, 6, 0);
+    take(fd, 100, 0);
+    take(fd, 100, 0);
+    answers_on(side, fd);
+}
+
+/// What there is no room for is gone.
+fn takes_without_room(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    let mut left = 16;
+    for room in [0, 0, 8, 0].into_iter().cycle() {
+        let letter = calls::recvmsg_with(fd, &[3.min(left)], [0, room], 0).expect("recvmsg");
+        left -= letter.data.len();
+        if left == 0 {
+            break;
+        }
+    }
+    answers_on(side, fd);
+}
+
+fn gives_two(side: &Side, fd: Fd) {
+    let gifts = [Gift::new(), Gift::new()];
+    let fds = gifts.each_ref().map(|gift| gift.writing);
+    let beside = Beside { fds: &fds, ..Beside::default() };
+    assert_eq!(calls::sendmsg_with(fd, &[b"wi", b"th"], beside, 0), Ok(4));
+    assert_eq!(calls::sendmsg_with(fd, &[b"again"], beside, 0), Ok(5));
+    side.sync("sent");
+    gifts.into_iter().for_each(Gift::read);
+    asks_on(side, fd);
+}
+
+fn takes_with_little_room(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    let letter = calls::recvmsg_with(fd, &[100], [0, 20], MSG_PEEK).expect("recvmsg");
+    open(&letter);
+    let letter = calls::recvmsg_with(fd, &[100], [0, 20], 0).expect("recvmsg");
+    open(&letter);
+    let letter = calls::recvmsg_with(fd, &[100], [0, 24], 0).expect("recvmsg");
+    open(&letter);
+    answers_on(side, fd);
+}
+
+fn takes_by_read(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    let mut left = 16;
+    while left > 0 {
+        left -= calls::read(fd, 100.min(left)).expect("read").len();
+    }
+    answers_on(side, fd);
+}
+
+const WORDS: [&[u8]; 5] = [b"one", b"two", b"three", b"four", b"five"];
+
+fn gives_five(side: &Side, fd: Fd) {
+    let gifts: [_; 5] = std::array::from_fn(|_| Gift::new());
+    for (gift, words) in gifts.iter().zip(WORDS) {
+        gift.give(fd, words);
+    }
+    side.sync("sent");
+    gifts.into_iter().for_each(Gift::read);
+    asks_on(side, fd);
+}
+
+fn takes_five(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    for _ in WORDS {
+        take(fd, 100, 0);
+    }
+    answers_on(side, fd);
+}
+
+fn takes_by_every_call(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    let _ = calls::recv(fd, 100, 0);
+    let _ = calls::readv(fd, &[1, 100]);
+    let _ = calls::recvfrom_with(fd, 100, 110, 0);
+    let _ = calls::recvmmsg(fd, &[100], 0);
+    take(fd, 100, 0);
+    answers_on(side, fd);
+}
+
+fn takes_closing_on_exec(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    for flags in [MSG_PEEK, MSG_PEEK | MSG_CMSG_CLOEXEC, MSG_CMSG_CLOEXEC] {
+        let letter = calls::recvmsg_with(fd, &[100], ROOM, flags).expect("recvmsg");
+        for &fd in &letter.fds {
+            let _ = calls::closes_on_exec(fd);
+        }
+        open(&letter);
+    }
+    assert_eq!(receive_exactly(fd, 6), b"behind");
+    answers_on(side, fd);
+}
+
+fn gives_when_told(side: &Side, fd: Fd) {
+    side.sync("now");
+    gives_between(side, fd);
+}
+
+fn takes_without_blocking(side: &Side, fd: Fd) {
+    calls::set_nonblocking(fd, true).expect("FIONBIO");
+    assert_eq!(calls::recvmsg_with(fd, &[10], ROOM, 0).err(), Some(Errno::EAGAIN));
+    side.sync("now");
+    in_calls_until(side, fd, "sent");
+    take(fd, 100, 0);
+    take(fd, 100, 0);
+    assert_eq!(calls::recvmsg_with(fd, &[10], ROOM, 0).err(), Some(Errno::EAGAIN));
+    calls::set_nonblocking(fd, false).expect("FIONBIO");
+    answers_on(side, fd);
+}
+
+fn gives_one(side: &Side, fd: Fd) {
+    side.sync("waiting");
+    let gift = Gift::new();
+    gift.give(fd, b"with");
+    gift.read();
+    asks_on(side, fd);
+}
+
+fn waits_in_recvmsg(side: &Side, fd: Fd) {
+    let letter = while_blocked(|| calls::recvmsg_with(fd, &[100], ROOM, 0), || side.sync("waiting"));
+    open(&letter.expect("recvmsg"));
+    answers_on(side, fd);
+}
+
+fn waits_in_poll(side: &Side, fd: Fd) {
+    let ready = while_blocked(|| calls::poll(&[(fd, libc::POLLIN)], -1), || side.sync("waiting"));
+    assert_eq!(ready, Ok(vec![libc::POLLIN]));
+    take(fd, 100, 0);
+    answers_on(side, fd);
+}
+
+fn waits_in_epoll<const KIND: c_int>(side: &Side, fd: Fd) {
+    let set = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(set, fd, libc::EPOLLIN | KIND, 1).expect("EPOLL_CTL_ADD");
+    let ready = while_blocked(|| calls::epoll_wait(set, 4, -1), || side.sync("waiting"));
+    assert_eq!(ready.map(|ready| ready.len()), Ok(1));
+    take(fd, 100, 0);
+    let _ = calls::epoll_wait(set, 4, 0);
+    answers_on(side, fd);
+}
+
+fn gives_three_at_once(side: &Side, fd: Fd) {
+    let gifts: [_; 3] = std::array::from_fn(|_| Gift::new());
+    let fds = gifts.each_ref().map(|gift| gift.writing);
+    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
+    assert_eq!(calls::sendmsg_with(fd, &[b"three"], Beside { fds: &fds, ..Beside::default() }, 0), Ok(5));
+    assert_eq!(calls::send(fd, b"after", 0), Ok(5));
+    side.sync("sent");
+    gifts.into_iter().for_each(Gift::read);
+    asks_on(side, fd);
+}
+
+/// More than one message could be under way if the answer did not come first.
+fn gives_again_and_again(side: &Side, fd: Fd) {
+    for _ in 0..10 {
+        let gift = Gift::new();
+        gift.give(fd, b"with");
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"thanks".to_vec()));
+        gift.read();
+    }
+    asks_on(side, fd);
+}
+
+fn takes_again_and_again(side: &Side, fd: Fd) {
+    for _ in 0..10 {
+        take(fd, 100, 0);
+        assert_eq!(calls::send(fd, b"thanks", 0), Ok(6));
+    }
+    answers_on(side, fd);
+}
+
+fn gives_and_takes<const LEFT: bool>(side: &Side, fd: Fd) {
+    for _ in 0..3 {
+        for giver in [true, false] {
+            if giver == LEFT {
+                let gift = Gift::new();
+                gift.give(fd, b"with");
+                gift.read();
+            } else {
+                take(fd, 100, 0);
+            }
+        }
+    }
+    if LEFT { asks_on(side, fd) } else { answers_on(side, fd) }
+}
+
+fn gives_with_unread(side: &Side, fd: Fd) {
+    side.sync("unread");
+    gives_between_reading(side, fd);
+    asks_on(side, fd);
+}
+
+fn gives_between_reading(side: &Side, fd: Fd) {
+    let gift = Gift::new();
+    let _ = calls::unread(fd);
+    gift.give(fd, b"with");
+    let _ = calls::unread(fd);
+    assert_eq!(calls::recv(fd, 3, 0), Ok(b"unr".to_vec()));
+    gift.give(fd, b"again");
+    assert_eq!(receive_exactly(fd, 3), b"ead");
+    side.sync("sent");
+    gift.read();
+}
+
+fn takes_having_sent(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("unread");
+    in_calls_until(side, fd, "sent");
+    take(fd, 100, 0);
+    take(fd, 100, 0);
+    answers_on(side, fd);
+}
+
+/// What was there before it went back is there afterwards, without a wait.
+fn gives_and_reads_at_once(side: &Side, fd: Fd) {
+    side.sync("unread");
+    let gift = Gift::new();
+    look(fd);
+    gift.give(fd, b"with");
+    look(fd);
+    assert_eq!(calls::recv(fd, 3, MSG_DONTWAIT | MSG_PEEK), Ok(b"unr".to_vec()));
+    assert_eq!(calls::recv(fd, 3, MSG_DONTWAIT), Ok(b"unr".to_vec()));
+    assert_eq!(calls::recv(fd, 100, MSG_DONTWAIT), Ok(b"ead".to_vec()));
+    side.sync("sent");
+    gift.read();
+    asks_on(side, fd);
+}
+
+fn takes_having_sent_once(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("unread");
+    in_calls_until(side, fd, "sent");
+    take(fd, 100, 0);
+    answers_on(side, fd);
+}
+
+const MUCH: usize = 100_000;
+
+fn gives_behind_much(side: &Side, fd: Fd) {
+    send_all(fd, &Pattern::new(61).take(MUCH));
+    let gift = Gift::new();
+    gift.give(fd, b"with");
+    side.sync("sent");
+    gift.read();
+    asks_on(side, fd);
+}
+
+fn takes_behind_much(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    let mut pattern = Pattern::new(61);
+    while (pattern.position() as usize) < MUCH {
+        let len = 3333.min(MUCH - pattern.position() as usize);
+        let letter = quietly(|| calls::recvmsg_with(fd, &[len], ROOM, 0)).expect("recvmsg");
+        assert!(letter.fds.is_empty(), "it came {} bytes early", MUCH - pattern.position() as usize);
+        pattern.expect(&letter.data);
+    }
+    take(fd, 100, 0);
+    answers_on(side, fd);
+}
+
+/// A message that no buffer takes has it with its first piece.
+fn gives_with_many(side: &Side, fd: Fd) {
+    let gift = Gift::new();
+    let data = Pattern::new(62).take(2 << 20);
+    let beside = Beside { fds: &[gift.writing], ..Beside::default() };
+    assert_eq!(calls::sendmsg_with(fd, &[&data], beside, 0), Ok(data.len()));
+    gift.read();
+    asks_on(side, fd);
+}
+
+fn takes_with_many(side: &Side, fd: Fd) {
+    let letter = take(fd, 1, 0);
+    let mut pattern = Pattern::new(62);
+    pattern.expect(&letter.data);
+    receive_pattern(fd, &mut pattern, (2 << 20) - 1, 50_000);
+    answers_on(side, fd);
+}
+
+/// It goes nowhere.
+fn gives_with_nothing(side: &Side, fd: Fd) {
+    let gift = Gift::new();
+    let beside = Beside { fds: &[gift.writing], ..Beside::default() };
+    let _ = calls::sendmsg_with(fd, &[], beside, 0);
+    let _ = calls::sendmsg_with(fd, &[b""], beside, 0);
+    gift.read();
+    assert_eq!(calls::send(fd, b"what follows", 0), Ok(12));
+    side.sync("sent");
+    asks_on(side, fd);
+}
+
+fn takes_what_follows(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "sent");
+    take(fd, 100, 0);
+    answers_on(side, fd);
+}
+
+/// A write that could not be done at once may be tried again.
+fn gives_without_blocking(side: &Side, fd: Fd) {
+    calls::set_nonblocking(fd, true).expect("FIONBIO");
+    let gift = Gift::new();
+    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
+    let beside = Beside { fds: &[gift.writing], ..Beside::default() };
+    loop {
+        match quietly(|| calls::sendmsg_with(fd, &[b"with"], beside, MSG_NOSIGNAL)) {
+            Ok(sent) => {
+                say!("sent {sent}");
+                break;
+            }
+            Err(error) => assert_eq!(error, Errno::EAGAIN),
+        }
+        assert_eq!(quietly(|| calls::poll(&[(fd, libc::POLLOUT)], -1)), Ok(vec![libc::POLLOUT]));
+    }
+    assert_eq!(calls::send(fd, b"behind", 0), Ok(6));
+    calls::set_nonblocking(fd, false).expect("FIONBIO");
+    side.sync("sent");
+    gift.read();
+    asks_on(side, fd);
+}
+
+fn gives_what_is_none(side: &Side, fd: Fd) {
+    for number in [-1, 9999] {
+        let beside = Beside { fds: &[number], ..Beside::default() };
+        assert_eq!(calls::sendmsg_with(fd, &[b"with"], beside, 0), Err(Errno::EBADF));
+    }
+    assert_eq!(calls::send(fd, b"what follows", 0), Ok(12));
+    side.sync("sent");
+    asks_on(side, fd);
+}
+
+fn gives_after_the_end(side: &Side, fd: Fd) {
+    let gift = Gift::new();
+    let beside = Beside { fds: &[gift.writing], ..Beside::default() };
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    let _ = calls::sendmsg_with(fd, &[b"with"], beside, MSG_NOSIGNAL);
+    side.sync("close");
+    side.sync("closed");
+    let _ = calls::sendmsg_with(fd, &[b"with"], beside, MSG_NOSIGNAL);
+    gift.read();
+    calls::open_descriptors(100);
+}
+
+fn ends(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "close");
+    assert_eq!(calls::recvmsg_with(fd, &[10], ROOM, 0).map(|letter| letter.data), Ok(vec![]));
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+fn gives_and_closes(side: &Side, fd: Fd) {
+    let gift = Gift::new();
+    gift.give(fd, b"with");
+    calls::close(fd).expect("close");
+    side.sync("closed");
+    gift.read();
+    calls::open_descriptors(100);
+}
+
+fn takes_after_the_close(side: &Side, fd: Fd) {
+    in_calls_until(side, fd, "closed");
+    look(fd);
+    take(fd, 100, 0);
+    assert_eq!(calls::recvmsg_with(fd, &[10], ROOM, 0).map(|letter| letter.data), Ok(vec![]));
+    calls::open_descriptors(100);
+}
+
+const CREDENTIALS: Beside<'_> = Beside { fds: &[], credentials: true, address: false };
+
+fn says_who_it_is(side: &Side, fd: Fd) {
+    assert_eq!(calls::sendmsg_with(fd, &[b"it is me"], CREDENTIALS, 0), Ok(8));
+    side.sync("sent");
+    asks_on(side, fd);
+}
+
+/// Whether it names the other side, which has told its number.
+fn check_sender(letter: &Letter, process: u64) {
+    let named = letter.credentials.map(|credentials| u64::from(credentials.process));
+    say!("it names the other side: {:?}", named.map(|named| named == process));
+}
+
+fn is_known_late(side: &Side, fd: Fd) {
+    side.tell(u64::from(std::process::id()));
+    in_calls_until(side, fd, "asked");
+    assert_eq!(calls::send(fd, b"one", 0), Ok(3));
+    assert_eq!(calls::sendmsg_with(fd, &[b"two"], CREDENTIALS, 0), Ok(3));
+    let gift = Gift::new();
+    let beside = Beside { fds: &[gift.writing], ..CREDENTIALS };
+    assert_eq!(calls::sendmsg_with(fd, &[b"three"], beside, 0), Ok(5));
+    side.sync("sent");
+    gift.read();
+    asks_on(side, fd);
+}
+
+fn asks_late(side: &Side, fd: Fd) {
+    let other = side.told();
+    calls::set_option(fd, SOL_SOCKET, SO_PASSCRED, 1).expect("SO_PASSCRED");
+    let _ = calls::option(fd, SOL_SOCKET, SO_PASSCRED);
+    side.sync("asked");
+    side.sync("sent");
+    for len in [2, 100, 100, 100] {
+        if let Ok(letter) = calls::recvmsg_with(fd, &[len], ROOM, MSG_DONTWAIT) {
+            check_sender(&letter, other);
+            open(&letter);
+        }
+    }
+    answers_on(side, fd);
+}
+
+fn is_known_with_unread(side: &Side, fd: Fd) {
+    side.tell(u64::from(std::process::id()));
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("unread");
+    in_calls_until(side, fd, "asked");
+    assert_eq!(calls::send(fd, b"one", 0), Ok(3));
+    assert_eq!(calls::send(fd, b"two", 0), Ok(3));
+    side.sync("sent");
+    asks_on(side, fd);
+}
+
+fn asks_with_unread(side: &Side, fd: Fd) {
+    let other = side.told();
+    side.sync("unread");
+    calls::set_option(fd, SOL_SOCKET, SO_PASSCRED, 1).expect("SO_PASSCRED");
+    side.sync("asked");
+    side.sync("sent");
+    for len in [2, 100, 100] {
+        if let Ok(letter) = calls::recvmsg_with(fd, &[len], ROOM, MSG_DONTWAIT) {
+            check_sender(&letter, other);
+        }
+    }
+    answers_on(side, fd);
+}
+
+fn asks_early(side: &Side) {
+    let fd = side.connect();
+    calls::set_option(fd, SOL_SOCKET, SO_PASSCRED, 1).expect("SO_PASSCRED");
+    reads_who_sends(side, fd);
+}
+
+fn is_asked_early(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    tells_who_sends(side, fd);
+}
+
+/// The first words come from who knows nothing of it yet, maybe; all that follow say who sends.
+fn tells_who_sends(side: &Side, fd: Fd) {
+    side.tell(u64::from(std::process::id()));
+    side.sync("asked");
+    for words in WORDS {
+        assert_eq!(calls::send(fd, words, 0), Ok(words.len()));
+    }
+    side.sync("sent");
+    side.answer_warm_up(fd);
+    answers_on(side, fd);
+}
+
+fn reads_who_sends(side: &Side, fd: Fd) {
+    let other = side.told();
+    side.sync("asked");
+    side.sync("sent");
+    for len in [2, 100, 100] {
+        if let Ok(letter) = calls::recvmsg_with(fd, &[len], ROOM, MSG_DONTWAIT) {
+            check_sender(&letter, other);
+        }
+    }
+    side.warm_up(fd);
+    asks_on(side, fd);
+}
+
+fn asks_before_listening(side: &Side) {
+    let listener = quietly(|| calls::stream_socket(side.family, 0)).expect("socket");
+    calls::set_option(listener, SOL_SOCKET, SO_PASSCRED, 1).expect("SO_PASSCRED");
+    quietly(|| calls::bind(listener, side.family.own(0))).expect("bind");
+    calls::listen(listener, 8).expect("listen");
+    side.tell(u64::from(crate::side::listening_port(listener)));
+    let fd = side.accept(listener);
+    let _ = calls::option(fd, SOL_SOCKET, SO_PASSCRED);
+    let other = side.told();
+    side.sync("sent");
+    for len in [2, 100, 100] {
+        if let Ok(letter) = calls::recvmsg_with(fd, &[len], ROOM, MSG_DONTWAIT) {
+            check_sender(&letter, other);
+        }
+    }
+    side.sync("read");
+    side.answer_warm_up(fd);
+    answers_on(side, fd);
+}
+
+fn is_asked_early_of_listener(side: &Side) {
+    let fd = side.connect();
+    side.tell(u64::from(std::process::id()));
+    for words in WORDS {
+        assert_eq!(calls::send(fd, words, 0), Ok(words.len()));
+    }
+    side.sync("sent");
+    side.sync("read");
+    side.warm_up(fd);
+    asks_on(side, fd);
+}
+
+fn answers_who_asked_before(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    let _ = calls::option(fd, SOL_SOCKET, SO_PASSCRED);
+    tells_who_sends(side, fd);
+}
+
+fn asks_before_connecting(side: &Side) {
+    let destination = side.destination();
+    let fd = calls::stream_socket(side.family, 0).expect("socket");
+    calls::set_option(fd, SOL_SOCKET, SO_PASSCRED, 1).expect("SO_PASSCRED");
+    calls::connect(fd, destination).expect("connect");
+    reads_who_sends(side, fd);
+}
