@@ -1,4 +1,4 @@
-"""scripts/bench: sockets, PostgreSQL, Redis, nginx and memcached over TCP, a Unix socket and Thallus, in turn."""
+"""scripts/bench: sockets, PostgreSQL, Redis, nginx and memcached over TCP, a Unix socket and Thallus (in place of each), in turn."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from . import checks, process, script, targets
 from .nginx import LARGE, SMALL
 from .postgres import SETTINGS, binaries
 from .series import markdown, tell
-from .transports import CLIENT_ONLY, EACH, Failed, Library, ONE_SIDED, SERVER_ONLY, TCP_ONLY, THALLUS, call
+from .transports import CLIENT_ONLY, EACH, Failed, Library, ONE_SIDED, SERVER_ONLY, TCP_ONLY, THALLUS, THALLUS_UNIX, call
 from .workloads import Servers, timed
 
 PARTS = ("sockets", "applications", "processes")
@@ -164,10 +164,10 @@ def every_workload(servers, seconds, recorded, folder, thorough):
 
 def describe(workloads):
     """A table for each set of transports."""
-    for transports, compared in (
-        (EACH, (THALLUS,)),
-        (TCP_ONLY, (THALLUS,)),
-        (ONE_SIDED, (CLIENT_ONLY, SERVER_ONLY)),
+    for transports, compared, title in (
+        (EACH, (THALLUS, THALLUS_UNIX), "Thallus ÷ TCP, over Unix ÷ Unix"),
+        (TCP_ONLY, (THALLUS,), "÷ TCP"),
+        (ONE_SIDED, (CLIENT_ONLY, SERVER_ONLY), "÷ TCP"),
     ):
         rows = []
         for workload in workloads:
@@ -179,7 +179,7 @@ def describe(workloads):
             path = "; ".join(workload.counts(transport).describe() for transport in transports if transport.client)
             rows.append([workload.name, workload.unit, *values, ratios, cpu, path])
         titles = [transport.title for transport in transports]
-        head = ["workload", "unit", *titles, "÷ TCP", "CPU s per million", "connections (client side)"]
+        head = ["workload", "unit", *titles, title, "CPU s per million", "connections (client side)"]
         if rows:
             yield markdown(head, rows, right=range(2, len(head) - 1))
 

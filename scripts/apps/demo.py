@@ -1,4 +1,4 @@
-"""scripts/demo: unmodified PostgreSQL and Redis over TCP, a Unix socket and Thallus, in turn."""
+"""scripts/demo: unmodified PostgreSQL and Redis over TCP, a Unix socket and Thallus (in place of each), in turn."""
 
 import platform
 import sys
@@ -6,7 +6,7 @@ import sys
 from . import checks, script
 from .postgres import SETTINGS
 from .series import markdown, tell
-from .transports import EACH, Failed, TCP, THALLUS, UNIX
+from .transports import EACH, Failed, TCP, THALLUS, THALLUS_UNIX, UNIX
 from .workloads import Servers, replayed, timed
 
 SCALE = 5
@@ -24,7 +24,7 @@ def demonstrate(arguments, folder):
     tell("\n== start private servers: PostgreSQL and Redis, each without the library and with it")
     with servers:
         servers.make_databases(EACH, SCALE)
-        tell(f"\n== measure: {rounds} rounds, TCP, Unix socket and Thallus in turn")
+        tell(f"\n== measure: {rounds} rounds, TCP, Unix socket, Thallus and Thallus over a Unix socket in turn")
         workloads = [
             servers.pgbench("pgbench, select only", EACH, "-S", "-M", "prepared", clients=1, seconds=seconds),
             servers.pgbench("pgbench, TPC-B", EACH, clients=1, seconds=seconds),
@@ -39,10 +39,11 @@ def demonstrate(arguments, folder):
         tell("\n== check that the results are equal")
         checked = check(servers, folder)
     report(workloads, checked, servers, rounds, seconds)
-    stayed = [workload.name for workload in workloads if not workload.was_upgraded()]
-    stayed += [name for name, _, counts in checked if not counts[THALLUS].upgraded]
-    if stayed:
-        raise Failed(f"stayed on TCP: {', '.join(stayed)}")
+    for transport, kernel in ((THALLUS, TCP), (THALLUS_UNIX, UNIX)):
+        stayed = [workload.name for workload in workloads if not workload.was_upgraded(transport)]
+        stayed += [name for name, _, counts in checked if not counts[transport].upgraded]
+        if stayed:
+            raise Failed(f"stayed on the kernel's {kernel.title}: {', '.join(stayed)}")
     return 0
 
 
@@ -64,16 +65,19 @@ def report(workloads, checked, servers, rounds, seconds):
     rows = []
     for workload in workloads:
         values = [workload.spread(transport) for transport in EACH]
-        ratios = [workload.show_ratio(THALLUS), workload.show_ratio(UNIX)]
-        rows.append([workload.name, workload.unit, *values, *ratios, workload.counts(THALLUS).describe()])
+        ratios = [workload.show_ratio(transport) for transport in (THALLUS, THALLUS_UNIX)]
+        paths = "; ".join(workload.counts(transport).describe() for transport in (THALLUS, THALLUS_UNIX))
+        rows.append([workload.name, workload.unit, *values, *ratios, paths])
     for name, count, counts in checked:
-        rows.append([name, "equal", *[f"{count:,}"] * len(EACH), "", "", counts[THALLUS].describe()])
-    head = ["", "", TCP.title, UNIX.title, THALLUS.title, "Thallus ÷ TCP", "Unix ÷ TCP", "connections (client side)"]
+        paths = "; ".join(counts[transport].describe() for transport in (THALLUS, THALLUS_UNIX))
+        rows.append([name, "equal", *[f"{count:,}"] * len(EACH), "", "", paths])
+    titles = [transport.title for transport in EACH]
+    head = ["", "", *titles, "Thallus ÷ TCP", "over Unix ÷ Unix", "connections (client side)"]
     print(f"\nMedian (lowest–highest) of {rounds} rounds of {seconds} s; both processes where the scheduler puts them.")
     print(f"{platform.machine()}, Linux {platform.release()}. pgbench scale {SCALE}, values of 64 bytes, no pipelining.")
     print("pgbench and redis-benchmark first open a short connection of their own.")
     print("PostgreSQL with " + ", ".join(f"{name}={value}" for name, value in SETTINGS.items()) + ".\n")
-    print(markdown(head, rows, right=range(2, 7)))
+    print(markdown(head, rows, right=range(2, len(head) - 1)))
     for server in servers.preloaded():
         print(f"\n{server.name} itself: {server.counts().describe()}", end="")
     print()

@@ -4,7 +4,7 @@ import statistics
 import sys
 from dataclasses import dataclass, field
 
-from .transports import Counts, THALLUS, TCP
+from .transports import Counts, TCP, THALLUS, THALLUS_UNIX, UNIX
 
 
 @dataclass
@@ -46,16 +46,17 @@ class Workload:
     def counts(self, transport):
         return sum((sample.counts for sample in self.samples[transport]), Counts())
 
-    def was_upgraded(self):
+    def was_upgraded(self, transport=THALLUS):
         """Whether every connection that should have been was upgraded, as the clients counted."""
-        samples = self.samples[THALLUS]
+        samples = self.samples[transport]
         return all(sample.counts.upgraded.total() >= sample.clients for sample in samples)
 
     def ratio(self, transport):
-        """Median over that of TCP; None if the connections did not go where the ratio would say they did."""
-        if transport == THALLUS and not self.short and not self.was_upgraded():
+        """Median over that of the kernel: of TCP, or for Thallus over a Unix socket of that. None if the connections did not go
+        where the ratio would say they did."""
+        if transport in (THALLUS, THALLUS_UNIX) and not self.short and not self.was_upgraded(transport):
             return None
-        return self.median(transport) / self.median(TCP)
+        return self.median(transport) / self.median(UNIX if transport == THALLUS_UNIX else TCP)
 
     def show_ratio(self, transport):
         ratio = self.ratio(transport)

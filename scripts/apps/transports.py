@@ -29,10 +29,11 @@ class Transport:
 TCP = Transport("tcp", "TCP")
 UNIX = Transport("unix", "Unix socket", unix=True)
 THALLUS = Transport("thallus", "Thallus", client=True, server=True)
+THALLUS_UNIX = Transport("thallus-unix", "Thallus over a Unix socket", unix=True, client=True, server=True)
 CLIENT_ONLY = Transport("client-only", "only the client has it", client=True)
 SERVER_ONLY = Transport("server-only", "only the server has it", server=True)
 
-EACH = (TCP, UNIX, THALLUS)
+EACH = (TCP, UNIX, THALLUS, THALLUS_UNIX)
 ONE_SIDED = (TCP, CLIENT_ONLY, SERVER_ONLY)
 TCP_ONLY = (TCP, THALLUS)
 """Of programs that can't use a Unix socket."""
@@ -113,7 +114,7 @@ class Library:
 
     def settings(self, stats=None):
         """Environment variables that put a program under the library; its counters go to the folder `stats`."""
-        preload = {"LD_PRELOAD": str(self.path)}
+        preload = {"LD_PRELOAD": str(self.path), "THALLUS_UNIX": "all"}
         return {**preload, "THALLUS_STATS": str(stats)} if stats else preload
 
 

@@ -138,7 +138,7 @@ class Servers:
             before = postgres.cpu_seconds()
             done, tps, digest = recorded.run(postgres, transport, replayed(transport))
             cpu = done.cpu_seconds + postgres.cpu_seconds() - before
-            # All three databases have seen the same statements equally often.
+            # All databases have seen the same statements equally often.
             digests.add((number, digest))
             if len(digests) > number + 1:
                 raise Failed(f"the replay over {transport.title} printed other rows than before")

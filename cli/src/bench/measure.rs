@@ -135,9 +135,9 @@ impl Bench<'_> {
     /// Leaves its socket and the library's counters in `folder`.
     fn pair(&self, variant: &Variant, transport: Transport, folder: &Path) -> anyhow::Result<Sample> {
         let deadline = Instant::now() + Duration::from_secs_f64(WARM_UP + self.seconds + GRACE);
-        let endpoint = match transport {
-            Transport::Unix => Endpoint::Unix(folder.join("socket")),
-            _ => Endpoint::free_port(),
+        let endpoint = match transport.is_unix() {
+            true => Endpoint::Unix(folder.join("socket")),
+            false => Endpoint::free_port(),
         };
         let (workload, seconds) = (variant.workload, self.seconds);
         let session =
@@ -161,7 +161,7 @@ impl Bench<'_> {
         command.env_remove("LD_PRELOAD").env_remove("THALLUS_STATS");
         if preload {
             let library = self.library.as_ref().context("no library to preload")?;
-            command.env("LD_PRELOAD", library).env("THALLUS_STATS", counts);
+            command.env("LD_PRELOAD", library).env("THALLUS_STATS", counts).env("THALLUS_UNIX", "all");
         }
         Process::start(command)
     }

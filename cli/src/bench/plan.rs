@@ -21,6 +21,8 @@ pub(super) enum Transport {
     ClientOnly,
     /// TCP over 127.0.0.1, only the server with the library.
     ServerOnly,
+    /// A Unix stream socket, both processes with the library preloaded, which may take it out of the kernel.
+    ThallusUnix,
 }
 
 impl Transport {
@@ -31,15 +33,26 @@ impl Transport {
             Self::Thallus => "thallus",
             Self::ClientOnly => "client-only",
             Self::ServerOnly => "server-only",
+            Self::ThallusUnix => "thallus-unix",
         }
     }
 
     pub(super) fn preloads_client(self) -> bool {
-        matches!(self, Self::Thallus | Self::ClientOnly)
+        matches!(self, Self::Thallus | Self::ThallusUnix | Self::ClientOnly)
     }
 
     pub(super) fn preloads_server(self) -> bool {
-        matches!(self, Self::Thallus | Self::ServerOnly)
+        matches!(self, Self::Thallus | Self::ThallusUnix | Self::ServerOnly)
+    }
+
+    /// Whether the program's socket is a Unix stream socket.
+    pub(super) fn is_unix(self) -> bool {
+        matches!(self, Self::Unix | Self::ThallusUnix)
+    }
+
+    /// What it is compared with.
+    pub(super) fn baseline(self) -> Self {
+        if self == Self::ThallusUnix { Self::Unix } else { Self::Tcp }
     }
 }
 
@@ -193,7 +206,7 @@ fn all(cpus: &[usize]) -> Vec<Variant> {
 
     let placements = placements(cpus);
     let everywhere = |workload: Workload, one_sided: bool| {
-        let transports = if one_sided { ONE_SIDED } else { EACH };
+        let transports = if one_sided { &ONE_SIDED[..] } else { &EACH };
         let variant = move |&placement: &Placement| Variant {
             workload,
             placement,
@@ -245,7 +258,7 @@ pub(super) fn allowed_cpus() -> nix::Result<Vec<usize>> {
 }
 
 const MIB: usize = 1 << 20;
-const EACH: [Transport; 3] = [Transport::Tcp, Transport::Unix, Transport::Thallus];
+const EACH: [Transport; 4] = [Transport::Tcp, Transport::Unix, Transport::Thallus, Transport::ThallusUnix];
 const ONE_SIDED: [Transport; 3] = [Transport::Tcp, Transport::ClientOnly, Transport::ServerOnly];
 
 #[cfg(test)]

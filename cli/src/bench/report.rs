@@ -34,8 +34,13 @@ pub(super) fn markdown(machine: &Machine, outcome: &Outcome, rounds: u32, second
     let one_sided = |measured: &&Measured| measured.variant.one_sided;
     let speed: Vec<_> = outcome.measured.iter().filter(|one| !idle(one) && !one_sided(one)).collect();
     if !speed.is_empty() {
-        let columns = [Transport::Tcp, Transport::Unix, Transport::Thallus];
-        text += &table(&speed, &columns, "Thallus ÷ TCP", "CPU s per million: TCP / Unix / Thallus");
+        let columns = [Transport::Tcp, Transport::Unix, Transport::Thallus, Transport::ThallusUnix];
+        text += &table(
+            &speed,
+            &columns,
+            "Thallus ÷ TCP, Thallus over Unix ÷ Unix",
+            "CPU s per million: TCP / Unix / Thallus / Thallus over Unix",
+        );
     }
     let one_sided: Vec<_> = outcome.measured.iter().filter(one_sided).collect();
     if !one_sided.is_empty() {
@@ -68,6 +73,7 @@ fn table(rows: &[&Measured], columns: &[Transport], ratio: &str, cpu: &str) -> S
             Transport::Tcp => "TCP",
             Transport::Unix => "Unix socket",
             Transport::Thallus => "Thallus",
+            Transport::ThallusUnix => "Thallus over a Unix socket",
             Transport::ClientOnly => "only the client has it",
             Transport::ServerOnly => "only the server has it",
         };
@@ -135,7 +141,7 @@ fn result_json(measured: &Measured) -> Value {
             "min": spread.as_ref().map(|spread| spread.low),
             "max": spread.as_ref().map(|spread| spread.high),
             "cpu_seconds_per_million": cpu(series),
-            "ratio_to_tcp": ratio(measured, series.transport).ok(),
+            "ratio_to_tcp": ratio(measured, series.transport, Transport::Tcp).ok(),
             "path": path_text(series),
             "microseconds": quantiles(series),
             "times": times(series),
@@ -237,19 +243,19 @@ fn counters(series: &Series, side: &str) -> Option<Counters> {
     (!series.samples.is_empty()).then_some(sum)
 }
 
-/// The ratio of the medians to that of TCP, or why there is none.
-fn ratio(measured: &Measured, transport: Transport) -> Result<f64, &'static str> {
+/// The ratio of the medians of two transports, or why there is none.
+fn ratio(measured: &Measured, transport: Transport, baseline: Transport) -> Result<f64, &'static str> {
     let median = |transport| {
         let series = measured.series(transport)?;
         Some(Spread::of(series.samples.iter().map(|sample| sample.value))?.median)
     };
-    let (Some(tcp), Some(own)) = (median(Transport::Tcp), median(transport)) else { return Err("–") };
-    let about_upgrades =
-        transport == Transport::Thallus && !matches!(measured.variant.workload, Workload::Connect { .. });
+    let (Some(baseline), Some(own)) = (median(baseline), median(transport)) else { return Err("–") };
+    let about_upgrades = matches!(transport, Transport::Thallus | Transport::ThallusUnix)
+        && !matches!(measured.variant.workload, Workload::Connect { .. });
     if about_upgrades && !measured.series(transport).is_some_and(all_upgraded) {
         return Err("not claimed: not upgraded");
     }
-    Ok(own / tcp)
+    Ok(own / baseline)
 }
 
 fn all_upgraded(series: &Series) -> bool {
@@ -259,7 +265,8 @@ fn all_upgraded(series: &Series) -> bool {
 }
 
 fn ratio_text(measured: &Measured, transport: Transport) -> String {
-    ratio(measured, transport).map_or_else(str::to_owned, |ratio| format!("{ratio:.2}×"))
+    ratio(measured, transport, transport.baseline())
+        .map_or_else(str::to_owned, |ratio| format!("{ratio:.2}×"))
 }
 
 fn cpu(series: &Series) -> Option<f64> {
@@ -365,7 +372,7 @@ mod tests {
     #[test]
     fn a_ratio_is_claimed_when_all_connections_were_upgraded() {
         let measured = measured(vec![sample(30.0, Some(1)), sample(60.0, Some(1))]);
-        assert_eq!(ratio(&measured, Transport::Thallus), Ok(30.0));
+        assert_eq!(ratio(&measured, Transport::Thallus, Transport::Tcp), Ok(30.0));
         let path = path_text(&measured.series[1]).unwrap();
         assert_eq!(path, "2 of 2 upgraded (100 % of the bytes)");
     }
@@ -373,7 +380,7 @@ mod tests {
     #[test]
     fn no_ratio_is_claimed_for_connections_that_stayed_on_tcp() {
         let some = measured(vec![sample(30.0, Some(1)), sample(60.0, Some(0))]);
-        assert!(ratio(&some, Transport::Thallus).is_err());
+        assert!(ratio(&some, Transport::Thallus, Transport::Tcp).is_err());
         assert!(path_text(&some.series[1]).unwrap().contains("1 of 2 upgraded"));
         assert!(path_text(&some.series[1]).unwrap().contains("short 1"));
     }
@@ -381,7 +388,7 @@ mod tests {
     #[test]
     fn no_ratio_is_claimed_without_counters() {
         let unknown = measured(vec![sample(30.0, Some(1)), sample(60.0, None)]);
-        assert!(ratio(&unknown, Transport::Thallus).is_err());
+        assert!(ratio(&unknown, Transport::Thallus, Transport::Tcp).is_err());
         assert_eq!(path_text(&unknown.series[1]).unwrap(), "no counters were written");
     }
 
