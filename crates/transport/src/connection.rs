@@ -556,8 +556,11 @@ impl Connection {
         let _uninterrupted = Uninterrupted::begin();
         // Whoever fills the side buffer does so under this lock, and only while the connection is active.
         let Ok(_guard) = self.lock_receiving(fd) else { return false };
+        // The kernel has forgotten a reset of which this library has been told and the application has not.
+        let knows_more = || self.segment().is_some_and(|segment| self.untold_reset(segment).is_some());
         let withdrawn = self.block.role() == Role::Server
             && self.side_length() == 0
+            && !knows_more()
             && self
                 .segment()
                 .is_some_and(|segment| segment.greeting() == Greeting::Done && segment.link().is_none())
