@@ -198,7 +198,7 @@ fn upgrade(connection: &Connection) -> Result<(), Refusal> {
         Failure::NotYet => by_reason(Reason::NoAnswer),
     };
     let offer = rendezvous::offer(ends, place).map_err(by_reason)?;
-    let ours = rendezvous::answer(ends, Counted::default(), place).map_err(because)?;
+    let ours = rendezvous::answer(ends, Counted::default, place).map_err(because)?;
     let (theirs, _) = rendezvous::collect(offer.as_fd(), &mut None, ends, place).map_err(because)?;
     if theirs.set_ready() && ours.is_ready() { Ok(()) } else { Err(by_reason(Reason::BadOffer)) }
 }

@@ -68,6 +68,8 @@ struct Bargain {
     offer: Option<Descriptor>,
     /// The server's answer to it, before the segment.
     arrived: Option<Descriptor>,
+    /// Of an `AF_UNIX` connection: what this client had counted when last no server had come.
+    alone: Counted,
     offered_at: u32,
     /// The server's port was not announced when this client looked.
     unannounced: bool,
@@ -393,7 +395,8 @@ impl Connection {
     fn attempt_client(&self, fd: BorrowedFd<'_>, calls: u32, bargain: &mut Bargain) -> Result<(), Failure> {
         let place = settings().place;
         let ends = self.ends(fd, bargain)?;
-        let Bargain { offer: Some(offer), arrived, .. } = &mut *bargain else {
+        let before = if self.is_unix() { self.counted(fd) } else { Counted::default() };
+        let Bargain { offer: Some(offer), arrived, alone, .. } = &mut *bargain else {
             let service = Self::service(fd, ends)?;
             if !rendezvous::is_announced(service, place).map_err(|_| Failure::Stay(Reason::NoFds))? {
                 if std::mem::replace(&mut bargain.unannounced, true) {
@@ -406,6 +409,7 @@ impl Connection {
             }
             bargain.offer = Some(rendezvous::offer(ends, place).map_err(Failure::Stay)?);
             bargain.offered_at = calls;
+            bargain.alone = before;
             self.block.note(Reason::NoAnswer);
             return Err(Failure::NotYet);
         };
@@ -413,7 +417,7 @@ impl Connection {
             Ok((segment, counted)) => {
                 self.check_counts(fd)?;
                 if self.is_unix() {
-                    self.check_counted(fd, counted)?;
+                    self.check_counted(fd, counted, *alone)?;
                 }
                 let ended = self.is_unix() && unix::has_ended(fd.as_raw_fd());
                 // A process that is killed can't refuse.
@@ -425,6 +429,9 @@ impl Connection {
                 Ok(())
             }
             Err(Failure::NotYet) => {
+                if arrived.is_none() {
+                    *alone = before;
+                }
                 let waited = calls.saturating_sub(bargain.offered_at);
                 if waited >= PATIENT_CALLS {
                     return Err(Failure::Stay(Reason::NoAnswer));
@@ -445,7 +452,7 @@ impl Connection {
         }
         let ends = self.ends(fd, bargain)?;
         self.check_counts(fd)?;
-        match rendezvous::answer(ends, self.counted(fd), settings().place) {
+        match rendezvous::answer(ends, || self.counted(fd), settings().place) {
             Ok(segment) => {
                 self.enter(fd, segment);
                 Ok(())
@@ -522,10 +529,9 @@ impl Connection {
     }
 
     /// The same of `AF_UNIX`, where all that the peer sends is there at once: the server had `counted` its bytes before this side
-    /// counts its own. What calls that no hook sees read here, or sent from here, is missing; what the server's did is not seen.
-    fn check_counted(&self, fd: BorrowedFd<'_>, counted: Counted) -> Result<(), Failure> {
-        let own = self.counted(fd);
-        let seen = own.received >= counted.sent && own.sent >= counted.received;
+    /// counts its own, and after this side had found itself `alone`. What calls that no hook sees have moved is missing here or there.
+    fn check_counted(&self, fd: BorrowedFd<'_>, counted: Counted, alone: Counted) -> Result<(), Failure> {
+        let seen = counted.is_between(alone, self.counted(fd));
         seen.then_some(()).ok_or(Failure::Stay(Reason::UnseenBytes))
     }
 

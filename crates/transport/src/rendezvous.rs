@@ -19,7 +19,8 @@
 //! (unix(7), `SO_PEERCRED`) with the owner of the other socket of the connection (sock_diag(7)).
 //!
 //! Of a TCP connection the kernel counts the bytes, so each side knows by itself whether some went another way than by its hooks. Of
-//! an `AF_UNIX` one it does not: the server's answer says what it has counted, and the client compares ([`Counted`]).
+//! an `AF_UNIX` one it does not: the server's answer says what it has counted, and the client compares that with what it counts itself,
+//! and with what it had counted when it last found nobody ([`Counted`]).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -137,6 +138,14 @@ pub struct Counted {
     pub received: u64,
 }
 
+impl Counted {
+    /// Whether the peer, who counts `before` and `after` this, may have moved the same bytes.
+    pub(crate) fn is_between(self, before: Self, after: Self) -> bool {
+        (before.received..=after.received).contains(&self.sent)
+            && (before.sent..=after.sent).contains(&self.received)
+    }
+}
+
 /// Puts an internal file descriptor where it is out of the application's way.
 pub type Place = fn(OwnedFd) -> Result<OwnedFd, Errno>;
 
@@ -203,8 +212,8 @@ pub fn offer(ends: Ends, place: Place) -> Result<Descriptor, Reason> {
     })
 }
 
-/// Server: looks for the client's offer and answers it with a new segment, and with what this side has `counted`.
-pub fn answer(ends: Ends, counted: Counted, place: Place) -> Result<Segment, Failure> {
+/// Server: looks for the client's offer and answers it with a new segment, and with what this side has `counted` once it has found one.
+pub fn answer(ends: Ends, counted: impl FnOnce() -> Counted, place: Place) -> Result<Segment, Failure> {
     let socket = Descriptor::from(socket(SocketType::SEQPACKET, place).map_err(out_of)?);
     match connect(&socket, &ends.name()) {
         Ok(()) => {}
@@ -219,6 +228,7 @@ pub fn answer(ends: Ends, counted: Counted, place: Place) -> Result<Segment, Fai
     let mut message = [0; LONGEST_MESSAGE];
     message[..8].copy_from_slice(&MESSAGE_MAGIC);
     message[8..24].copy_from_slice(&nonce);
+    let counted = counted();
     message[24..32].copy_from_slice(&counted.sent.to_le_bytes());
     message[32..].copy_from_slice(&counted.received.to_le_bytes());
     let fds = [memory.as_fd()];
@@ -353,7 +363,7 @@ mod tests {
         let counted = Counted { sent: 1, received: u64::MAX };
         for (ends, expected) in [(internet, NONE), (unix, counted)] {
             let offer = offer(ends, place).unwrap();
-            let answered = answer(ends, counted, place).unwrap();
+            let answered = answer(ends, || counted, place).unwrap();
             let ends = match ends {
                 Ends::Unix { client, .. } => Ends::Unix { client, server: None },
                 internet => internet,
@@ -371,13 +381,25 @@ mod tests {
         let Ends::Unix { client, .. } = ends else { unreachable!() };
         let elsewhere = Ends::Unix { client, server: Some(client) };
         let _offer = offer(elsewhere, place).unwrap();
-        assert_eq!(answer(elsewhere, NONE, place).unwrap_err(), Failure::Stay(Reason::NotOwner));
+        assert_eq!(answer(elsewhere, || NONE, place).unwrap_err(), Failure::Stay(Reason::NotOwner));
+    }
+
+    #[test]
+    fn bytes_that_one_side_has_not_seen_are_found() {
+        let counted = |sent, received| Counted { sent, received };
+        let (before, after) = (counted(10, 20), counted(12, 25));
+        for server in [counted(20, 10), counted(25, 12), counted(22, 11)] {
+            assert!(server.is_between(before, after), "{server:?}");
+        }
+        for server in [counted(19, 10), counted(26, 12), counted(22, 9), counted(22, 13)] {
+            assert!(!server.is_between(before, after), "{server:?}");
+        }
     }
 
     #[test]
     fn nothing_waits_for_a_side_that_is_not_there() {
         let (_c, _s, ends) = connection();
-        assert_eq!(answer(ends, NONE, place).unwrap_err(), Failure::NotYet);
+        assert_eq!(answer(ends, || NONE, place).unwrap_err(), Failure::NotYet);
         let offer = offer(ends, place).unwrap();
         assert_eq!(collect(offer.as_fd(), &mut None, ends, place).unwrap_err(), Failure::NotYet);
     }
@@ -395,7 +417,7 @@ mod tests {
         let [client, server] = ["127.0.0.1:1", "127.0.0.1:2"].map(|address| address.parse().unwrap());
         let ends = Ends::Internet { client, server };
         let _offer = offer(ends, place).unwrap();
-        assert_eq!(answer(ends, NONE, place).unwrap_err(), Failure::Stay(Reason::NoDiag));
+        assert_eq!(answer(ends, || NONE, place).unwrap_err(), Failure::Stay(Reason::NoDiag));
     }
 
     #[test]

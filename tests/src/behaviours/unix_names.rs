@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::peers::{echo, request_echoes};
+use super::peers::{answer_echoes, echo, request_echoes, send_all};
 use super::unix_streams::look;
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Family, Fd, Leave, fork, quietly};
@@ -24,10 +24,23 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Stayed(0), Tally::Stayed(1)),
     whole("many_in_the_backlog", accepts_many, connects_many, Tally::Upgraded(5)),
     whole("without_a_name", talks_to_a_child, does_nothing, Tally::Stayed(0)),
+    // The kernel counts no bytes: the two sides find out together.
+    unseen("server_reads_unseen", serves_reading_unseen, asks_often),
+    unseen("client_reads_unseen", serves_often, asks_reading_unseen),
 ];
+
+const STAYED: Tally = Tally::Stayed(1);
+const UNSEEN: Tally = Tally::Mixed(0, &[("unseen-bytes", 1)]);
 
 const fn whole(name: &'static str, left: fn(&Side), right: fn(&Side), tally: Tally) -> Behaviour {
     Behaviour::whole(name, left, right, tally).unix_only()
+}
+
+/// They have not met yet when it happens.
+const fn unseen(name: &'static str, left: fn(&Side), right: fn(&Side)) -> Behaviour {
+    whole(name, left, right, Tally::Stayed(1))
+        .environment(&[("THALLUS_UPGRADE_AFTER", "16")])
+        .tally(STAYED, UNSEEN)
 }
 
 /// A folder that both sides know, and nobody else has; gone with its owner.
@@ -294,4 +307,41 @@ fn talks_to_a_child(side: &Side) {
 
 fn does_nothing(side: &Side) {
     side.sync("done");
+}
+
+/// Messages before those of which one end moves one by a call that no hook sees.
+const SEEN: usize = 4;
+/// Bytes of each that follows, at most: what is moved in the call in which they meet could hide as much.
+const SHORT: usize = 5;
+
+fn serves_reading_unseen(side: &Side) {
+    let fd = side.accept(side.listen());
+    answer_echoes(fd, SEEN, 1);
+    assert_eq!(calls::unseen_recv(fd, 10), Ok(b"unseen".to_vec()));
+    send_all(fd, b"answer");
+    echo(fd);
+}
+
+fn serves_often(side: &Side) {
+    let fd = side.accept(side.listen());
+    answer_echoes(fd, SEEN, 1);
+    assert_eq!(receive_exactly(fd, 6), b"unseen");
+    send_all(fd, b"answer");
+    echo(fd);
+}
+
+fn asks_often(side: &Side) {
+    let fd = side.connect_to(side.destination());
+    request_echoes(fd, SEEN, 1);
+    send_all(fd, b"unseen");
+    assert_eq!(receive_exactly(fd, 6), b"answer");
+    request_echoes(fd, 50, SHORT);
+}
+
+fn asks_reading_unseen(side: &Side) {
+    let fd = side.connect_to(side.destination());
+    request_echoes(fd, SEEN, 1);
+    send_all(fd, b"unseen");
+    assert_eq!(calls::unseen_recv(fd, 10), Ok(b"answer".to_vec()));
+    request_echoes(fd, 50, SHORT);
 }

@@ -2,6 +2,9 @@
 
 use std::os::raw::{c_int, c_uint, c_void};
 
+use rustix::fd::BorrowedFd;
+use rustix::net::RecvFlags;
+
 use super::show::{Bytes, lengths, message_flags};
 use super::transcript::{noted, noted_number};
 use super::{Errno, Fd, Outcome};
@@ -416,4 +419,13 @@ pub(super) fn show_pieces(pieces: &[&[u8]]) -> String {
     }
     let shown: Vec<_> = pieces.iter().map(|piece| Bytes(piece).to_string()).collect();
     format!("[{}]", shown.join(", "))
+}
+
+/// recv(2) by a system call that no hook sees.
+pub fn unseen_recv(fd: Fd, len: usize) -> Outcome<Vec<u8>> {
+    // SAFETY: the caller's descriptor, which is open.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut data = Vec::with_capacity(len);
+    rustix::net::recv(fd, rustix::buffer::spare_capacity(&mut data), RecvFlags::empty())?;
+    Ok(data)
 }
