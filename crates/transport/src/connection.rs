@@ -641,6 +641,10 @@ impl Connection {
             // The kernel's FIN has been sent: only its reset would wake the peer.
             let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
         }
+        if in_memory && abort && is_over {
+            // Of the two ends it has not been told.
+            let _ = rustix::net::sockopt::set_socket_linger(socket, None);
+        }
         // Over a fabric it is a message, and another thread may be in the middle of one.
         let sending = segment.link().map(|_| self.lock_sending(fd));
         if !matches!(sending, Some(Err(_))) {
