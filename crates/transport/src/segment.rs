@@ -428,6 +428,11 @@ impl Segment {
         self.header().ready.store(DOWN, Ordering::SeqCst);
     }
 
+    /// Whether one side has gone back to TCP. The other one follows, or has ended.
+    pub fn is_down(&self) -> bool {
+        self.header().ready.load(Ordering::Acquire) == DOWN
+    }
+
     /// See [`Again`].
     pub(crate) fn again(&self) -> &Again {
         &self.header().again

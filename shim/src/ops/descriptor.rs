@@ -187,7 +187,8 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             if connection.pin(fd, Reason::ShutdownBeforeUpgrade) {
                 break;
             }
-            if connection.has_returned() || connection.segment().is_some_and(Segment::refuse) {
+            let stays = |segment: &Segment| segment.refuse() || segment.is_down();
+            if connection.has_returned() || connection.segment().is_some_and(stays) {
                 // The side buffer may hold bytes, so the hooks stay in between; but nothing leaves TCP any more.
                 block.raise(match how {
                     libc::SHUT_RD => flag::SHUT_RD,

@@ -5,8 +5,8 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, End, Errno, Family, Fd, Leave, caught, quietly};
 use crate::say;
 use crate::side::{
-    Pattern, Side, await_hangup, await_readable, await_unread, receive_pattern_to_end, send_pattern,
-    while_blocked,
+    Pattern, Side, await_hangup, await_readable, await_unread, receive_exactly, receive_pattern_to_end,
+    send_pattern, while_blocked,
 };
 
 const KILLED: End = End::Signal(libc::SIGKILL);
@@ -68,6 +68,15 @@ pub(super) const ALL: &[Behaviour] = &[
     // docs/limitations.md, "Unix sockets".
     Behaviour::whole("closed_with_bytes_put_aside", closes_with_bytes_put_aside, is_reset, Tally::Total(1))
         .tcp_only(),
+    Behaviour::connected("shut_down_again_after_the_peer_went_back", shuts_down_again, goes_back)
+        .tally(Tally::Total(1), Tally::Total(1))
+        .alone(&["unsupported-call"]),
+    Behaviour::whole(
+        "shut_down_twice_with_bytes_put_aside",
+        shuts_down_twice,
+        finds_the_end,
+        Tally::Total(1),
+    ),
     Behaviour::whole(
         "hung_up_after_a_write_was_refused",
         writes_after_a_reset,
@@ -527,6 +536,44 @@ fn close_while_reading(side: &Side, fd: Fd) {
 }
 
 /// What the library has put aside the program has not read: the peer is told so.
+fn shuts_down_again(side: &Side, fd: Fd) {
+    assert_eq!(calls::shutdown(fd, libc::SHUT_RDWR), Ok(0));
+    side.sync("shut down");
+    side.sync("back");
+    for how in [libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR] {
+        let _ = calls::shutdown(fd, how);
+    }
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+    side.sync("done");
+}
+
+fn goes_back(side: &Side, fd: Fd) {
+    side.sync("shut down");
+    await_readable(fd);
+    calls::set_status(fd, libc::O_RDWR | libc::O_ASYNC).expect("F_SETFL");
+    side.sync("back");
+    side.sync("done");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+}
+
+fn shuts_down_twice(side: &Side) {
+    let (_, fd) = with_bytes_put_aside(side);
+    for how in [libc::SHUT_WR, libc::SHUT_WR, libc::SHUT_RD, libc::SHUT_WR] {
+        assert_eq!(calls::shutdown(fd, how), Ok(0));
+    }
+    assert_eq!(receive_exactly(fd, 4), b"more");
+    side.sync("shut down");
+    side.sync("closed");
+}
+
+fn finds_the_end(side: &Side) {
+    let fd = sends_over_tcp(side);
+    side.sync("shut down");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
 fn closes_with_bytes_put_aside(side: &Side) {
     let (_, fd) = with_bytes_put_aside(side);
     calls::close(fd).expect("close");
