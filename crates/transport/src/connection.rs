@@ -619,6 +619,10 @@ impl Connection {
         if (stays || self.has_returned()) && self.side_length() > 0 {
             // To the kernel they have been read, and it would end the stream in order.
             let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
+            if self.is_unix() {
+                // It resets nothing for that; the peer's hooks are told.
+                segment.finish(end::FIN | end::CLOSED | end::RESET);
+            }
         }
         if stays {
             return;

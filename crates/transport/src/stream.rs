@@ -472,9 +472,11 @@ impl Connection {
 
     /// Whether a write fails at once, whatever way it would go.
     pub fn refuses_writes(&self, fd: i32) -> bool {
+        // The kernel looks whether anybody reads.
+        let by_kernel = || transmit(fd, &mut [], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == Err(Errno::PIPE);
         let is_unwanted = |segment: &Segment| {
             let ended = segment.incoming().end() & end::UNWANTED != 0;
-            self.is_unix() && (ended || self.peer_has_closed(fd))
+            self.is_unix() && (ended || self.peer_has_closed(fd) || by_kernel())
         };
         self.block.has(flag::SHUT_WR) || self.segment().is_some_and(is_unwanted)
     }

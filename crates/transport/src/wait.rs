@@ -41,7 +41,9 @@ impl Connection {
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         // One that has begun to wait goes on, whatever becomes of `O_NONBLOCK`.
         let blocks = !at_once && !self.nonblocking.load(Ordering::Relaxed);
-        let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && !at_once;
+        // A read from an `AF_UNIX` socket that must not wait looks on all the same, and takes an error with it.
+        let looks_on = !at_once || self.is_unix();
+        let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && looks_on;
         let mut total = 0;
         let mut vain = VainWaits::default();
         loop {
