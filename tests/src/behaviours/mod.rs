@@ -40,6 +40,7 @@ mod unaffected;
 mod unix_messages;
 mod unix_names;
 mod unix_rights;
+mod unix_shutdown;
 mod unix_streams;
 mod unseen;
 mod waiting;
@@ -258,6 +259,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("returning", returning::ALL),
     ("lending", lending::ALL),
     ("unix_streams", unix_streams::ALL),
+    ("unix_shutdown", unix_shutdown::ALL),
     ("unix_messages", unix_messages::ALL),
     ("unix_names", unix_names::ALL),
     ("unix_rights", unix_rights::ALL),
