@@ -13,6 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use thallus_transport::arena::{Block, Chunk, MEMFD_NAME, Role, State, flag};
 use thallus_transport::reason::Reason;
+use thallus_transport::unix::Name;
 
 fn thallus(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thallus"));
@@ -102,6 +103,30 @@ fn one_direction_over_the_ring_is_enough_to_be_shm() {
     for local in ["127.0.0.1:1011", "127.0.0.1:1012"] {
         assert_eq!(at(&report, local)[0]["fabric"], "shm");
     }
+}
+
+#[test]
+fn a_unix_connection_shows_its_servers_name_where_the_server_is() {
+    let chunk = Chunk::create(Ok).unwrap();
+    let connect = |role, name: &[u8]| {
+        let block = chunk.allocate(role, own_pid(), 9, ago(1)).unwrap();
+        block.raise(flag::UNIX);
+        block.set_name(Name::of(name).as_ref());
+        block
+    };
+    connect(Role::Server, b"/tmp/1081");
+    connect(Role::Client, b"\0name of 1082").raise(flag::READY);
+    connect(Role::Server, b"\0\x1b[31m1083");
+    let report = report();
+    let server = at(&report, "/tmp/1081");
+    assert_eq!((server.len(), &server[0]["peer"], &server[0]["fabric"]), (1, &json!(null), &json!("unix")));
+    let client = json!("@name of 1082");
+    let connections = report["connections"].as_array().unwrap();
+    let client = connections.iter().find(|connection| connection["peer"] == client).unwrap();
+    assert_eq!((&client["local"], &client["fabric"]), (&json!(null), &json!("shm")));
+    // A program may give its socket any name.
+    let table = text(&mut thallus(&[]));
+    assert!(table.contains("@?[31m1083") && !table.contains('\x1b'), "{table}");
 }
 
 #[test]

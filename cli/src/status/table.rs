@@ -41,7 +41,7 @@ pub(crate) fn render(report: &Report) -> String {
 
 /// The first columns of an end's line, here and elsewhere: pid, command, descriptor, addresses, fabric and reason.
 pub(crate) fn identity(connection: &Connection) -> [String; IDENTITY.len()] {
-    let address = |address: &Option<String>| address.clone().unwrap_or_else(|| "?".to_owned());
+    let address = |address: &Option<String>| address.as_deref().map_or("?".to_owned(), printable);
     [
         connection.pid.to_string(),
         printable(&connection.command),
