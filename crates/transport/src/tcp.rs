@@ -271,6 +271,11 @@ pub struct Owner {
 /// Asks the kernel's sock_diag(7) for the socket at `local` that is connected to `peer`. `Ok(None)` if no
 /// socket of this network namespace is that one: then the peer is another host.
 pub fn owner_of(local: SocketAddr, peer: SocketAddr) -> Result<Option<Owner>, Errno> {
+    ask_diag(&diag_request(local, peer), parse_diag)
+}
+
+/// Sends `request` to sock_diag(7), and parses the reply.
+pub(crate) fn ask_diag<T>(request: &[u8], parse: fn(&[u8]) -> Result<T, Errno>) -> Result<T, Errno> {
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
     let socket = rustix::net::socket_with(
         AddressFamily::NETLINK,
@@ -278,10 +283,10 @@ pub fn owner_of(local: SocketAddr, peer: SocketAddr) -> Result<Option<Owner>, Er
         SocketFlags::CLOEXEC,
         Some(netlink::SOCK_DIAG),
     )?;
-    rustix::net::send(&socket, &diag_request(local, peer), SendFlags::empty())?;
+    rustix::net::send(&socket, request, SendFlags::empty())?;
     let mut reply = [MaybeUninit::uninit(); 512];
     let ((reply, _), _) = rustix::net::recv(&socket, &mut reply, RecvFlags::DONTWAIT)?;
-    parse_diag(reply)
+    parse(reply)
 }
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;

@@ -4,12 +4,10 @@
 //! sock_diag(7) tells both ends.
 
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 use sha2::{Digest, Sha256};
 use syscalls::{Sysno, syscall};
 
@@ -158,16 +156,7 @@ pub(crate) struct Known {
 
 /// Asks for the stream socket `inode`. `Ok(None)` if no socket of this network namespace is that one, or it has no peer.
 pub(crate) fn look_up(inode: u32) -> Result<Option<Known>, Errno> {
-    let socket = rustix::net::socket_with(
-        AddressFamily::NETLINK,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        Some(netlink::SOCK_DIAG),
-    )?;
-    rustix::net::send(&socket, &request(inode), SendFlags::empty())?;
-    let mut reply = [MaybeUninit::uninit(); 512];
-    let ((reply, _), _) = rustix::net::recv(&socket, &mut reply, RecvFlags::DONTWAIT)?;
-    parse(reply)
+    tcp::ask_diag(&request(inode), parse)
 }
 
 /// Attributes of a reply (linux/unix_diag.h).
