@@ -1,6 +1,6 @@
 //! Moves the bytes of one TCP connection another way. Knows no hook and no Arrow.
 //!
-//! [`connection`] is one connection's life; [`stream`] its bytes; `socket` its bells; `wait`, [`spin`] and [`ready`] its
+//! [`connection`] is one connection's life, [`search`] its way to its peer; [`stream`] its bytes; `socket` its bells; `wait`, [`spin`] and [`ready`] its
 //! sleepers. Below them are [`ring`], [`control`] and [`segment`] (what peers share), [`arena`] and [`lock`] (what forks share) and
 //! [`rendezvous`] (how two ends on one host meet). With another host the fabric is [`verbs`], and both ends meet by a
 //! [`greeting`] on the TCP connection itself.
@@ -39,6 +39,8 @@ pub mod rendezvous;
 #[cfg(not(loom))]
 mod restart;
 pub mod ring;
+#[cfg(not(loom))]
+pub mod search;
 #[cfg(not(loom))]
 pub mod segment;
 #[cfg(not(loom))]

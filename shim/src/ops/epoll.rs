@@ -30,8 +30,8 @@ use libc::epoll_event;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use thallus_transport::arena::State;
-use thallus_transport::connection::Waits;
 use thallus_transport::reason::Reason;
+use thallus_transport::search::Waits;
 
 pub(crate) use self::early::{closed_young, connects, grown_up, unwatched};
 use self::member::{EXCLUSIVE, Member};

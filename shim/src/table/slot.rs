@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use thallus_transport::arena::State;
-use thallus_transport::connection::{Connection, Waits};
+use thallus_transport::connection::Connection;
 use thallus_transport::process;
+use thallus_transport::search::Waits;
 use thallus_transport::uninterrupted::Uninterrupted;
 
 use super::{blocks, released};
