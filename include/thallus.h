@@ -41,7 +41,7 @@ extern "C" {
 #define THALLUS_API 1
 
 /* What carries the bytes of a connection now. */
-#define THALLUS_TCP 0
+#define THALLUS_TCP 0 /* the kernel's socket, be it TCP or a Unix socket */
 #define THALLUS_SHM 1
 #define THALLUS_VERBS 2
 
@@ -78,7 +78,7 @@ struct thallus_loan;
 unsigned thallus_api(void);
 
 /*
- * Fills in the status of the connection behind fd. 0, or -1: ENOTCONN if fd is no TCP connection that the library knows,
+ * Fills in the status of the connection behind fd. 0, or -1: ENOTCONN if fd is no connection that the library knows,
  * EINVAL if size is less than 16. Also enters what the peer has given back.
  */
 int thallus_status(int fd, struct thallus_status *status);

@@ -106,7 +106,7 @@ impl Thallus {
     /// The status of a connection. Also enters what the peer has given back.
     ///
     /// # Errors
-    /// `ENOTCONN` if it is no TCP connection that the library knows.
+    /// `ENOTCONN` if it is no connection that the library knows.
     pub fn status(&self, fd: impl AsFd) -> io::Result<Status> {
         let mut status = raw::Status { size: size_of::<raw::Status>() as u32, ..raw::Status::default() };
         // SAFETY: the status is writable, and says how long it is.

@@ -243,6 +243,12 @@ impl Connection {
         outgoing.tail.0.store(outgoing.head(), Ordering::Release);
         self.block.lower(flag::MOVING);
         self.shut_for_good(fd);
+        if self.is_unix() && self.block.has(flag::SHUT_RD) {
+            // Until now only the peer's hooks knew ([`end::REFUSES`]). Nothing more comes, and what has come is at this side.
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
+        }
     }
 
     /// A request came to nothing. A peer that asks without end would keep this side from doing anything else.
