@@ -135,6 +135,9 @@ pub struct Rung {
     space_for: AtomicU32,
     /// How far the way back to TCP is that the producer's side has asked for (`handback`).
     pub handing: AtomicU32,
+    /// What the producer's side wants to be sent again with what it has not read: where in its side buffer that begins, in the upper
+    /// half, and ends. 0 for nothing. Stored before it asks.
+    pub aside: AtomicU64,
 }
 
 /// The control words of one direction.
@@ -179,6 +182,7 @@ impl Control {
                 data_for: AtomicU32::new(0),
                 space_for: AtomicU32::new(0),
                 handing: AtomicU32::new(0),
+                aside: AtomicU64::new(0),
             }),
         };
         control.begin();

@@ -13,6 +13,10 @@
 //!
 //! The peer sees the request in whichever call it makes next. It moves what it has not read to its side buffer, sends over
 //! TCP what the other side has not taken from the ring, and skips the bells that are still to come.
+//!
+//! What the side that asks has in its own side buffer, or has to put there because bells stand behind it in the kernel, it would have
+//! to give to the application by itself, and can't. So it says where that is before it asks, and the peer, in whose memory the buffer
+//! is, too, sends it once more in front of the rest.
 
 use std::ops::ControlFlow;
 use std::os::fd::BorrowedFd;
@@ -47,6 +51,9 @@ const MOST_REFUSALS: u32 = 10_000;
 /// The size of the kernel's buffer counts its own structures, which can be as large as what they hold; and a peer may
 /// have a part of it in use.
 pub(crate) const BUFFER_PER_BYTE: u64 = 4;
+
+/// The same for bytes that are sent in one piece on an `AF_UNIX` socket, whose buffer is small, and the sender's alone.
+const UNIX_BUFFER_PER_BYTE: u64 = 2;
 
 impl Connection {
     /// Goes back to TCP because somebody wants that, if it can be done now without waiting for the peer.
@@ -104,27 +111,31 @@ impl Connection {
         let unread = || !incoming.is_empty();
         let gone = || self.block.has(flag::PEER_GONE) || incoming.end() & end::CLOSED != 0;
         // Writers of ours that sleep for space would hear nothing more.
-        if (self.side_length() > 0 && !stays)
-            || outgoing.space_armed.0.has_sleepers()
-            || !self.send_switched(segment)
-        {
+        if outgoing.space_armed.0.has_sleepers() || !self.send_switched(segment) {
             return false;
         }
         if gone() || self.peer_has_closed(fd) {
-            // Nobody is there to agree. A bell would only make the peer's host reset the connection.
-            return !unread() && self.leave(fd, segment);
+            // Nobody is there to agree, or to send anything again. A bell would only make the peer's host reset the connection.
+            return !unread() && (stays || self.side_length() == 0) && self.leave(fd, segment);
         }
-        // The last bell, counted before the peer can see the request: it must know how many to skip.
+        outgoing.rare.0.end.fetch_or(end::RETURN, Ordering::SeqCst);
+        // With the fence after each counted bell: the peer sees this, and rings no more, or this side sees that.
+        fence(Ordering::SeqCst);
+        let Some(aside) = self.put_rest_aside(fd, segment, stays) else {
+            stay(outgoing);
+            return false;
+        };
+        outgoing.rung.0.aside.store(aside, Ordering::SeqCst);
+        // The last bell, counted before the peer can see that it is asked: it must know how many to skip.
         let bells = &outgoing.rung.0.count;
         bells.fetch_add(1, Ordering::SeqCst);
         outgoing.rung.0.handing.store(ASKED, Ordering::SeqCst);
-        outgoing.rare.0.end.fetch_or(end::RETURN, Ordering::SeqCst);
-        // With the fence after each publish and each counted bell: the peer sees this, or this side sees those.
+        // With the fence after each publish: the peer sees this, or this side sees that.
         fence(Ordering::SeqCst);
         if !self.put_bell(fd) {
             bells.fetch_sub(1, Ordering::SeqCst);
         }
-        if (self.has_all(fd, segment) && change(outgoing, ASKED, FINAL))
+        if (aside == 0 && self.has_all(fd, segment) && change(outgoing, ASKED, FINAL))
             || self.await_taken(segment, deadline, gone)
         {
             return self.leave(fd, segment);
@@ -133,6 +144,25 @@ impl Connection {
         // Both sides may want to leave.
         self.go_back_second(fd, segment);
         self.block.has(flag::RETURNED)
+    }
+
+    /// What of the peer's bytes before the ring the kernel can't give to the application: those that have been put aside, and those
+    /// before bells, which are put aside now. As [`crate::control::Rung::aside`], and nothing if this side `stays`. `None` if some are
+    /// not to be had. The caller holds the receive lock, and the peer rings no more.
+    fn put_rest_aside(&self, fd: i32, segment: &Segment, stays: bool) -> Option<u64> {
+        let rung = segment.incoming().rung.0.count.load(Ordering::SeqCst);
+        let has_bells = rung != self.block.drained.load(Ordering::Relaxed);
+        if !has_bells && self.side_length() == 0 {
+            return Some(0);
+        }
+        let complete = self.absorb_the_rest(fd, segment);
+        if stays {
+            return complete.then_some(0);
+        }
+        // Bytes that come over TCP after these would come before them.
+        let side = self.block.side();
+        let settled = complete && waiting::is_settled(&self.socket(fd, segment));
+        (settled || side.is_empty()).then_some(if side.is_empty() { 0 } else { side.start << 32 | side.end })
     }
 
     /// Whether nothing of the peer's is under way, not even a bell. The caller holds the receive lock.
@@ -198,6 +228,11 @@ impl Connection {
         let in_order = unread_bells() == 0 || (self.absorb_the_rest(fd, segment) && has_taken_all());
         let counted = self.count_bells(fd, segment);
         self.be_back(fd, segment);
+        let rung = &segment.outgoing().rung.0;
+        if rung.handing.load(Ordering::SeqCst) == TAKEN && rung.aside.load(Ordering::SeqCst) != 0 {
+            // The peer sends it again.
+            self.block.set_side_start(self.block.side().end);
+        }
         if in_order && counted {
             self.shut_for_good(fd);
         } else {
@@ -212,23 +247,30 @@ impl Connection {
         let word = &incoming.rung.0.handing;
         // The peer takes nothing more, once it has asked.
         let mut most = outgoing.used();
-        let answer = if fits(fd, most) { TAKEN } else { NOTHING };
+        let Some(aside) = segment.aside_at_peer() else { return self.lose(fd) };
+        let fits = |bytes: u64| bytes == 0 && aside == 0 || self.fits(fd, bytes + aside as u64);
+        let answer = if fits(most) { TAKEN } else { NOTHING };
         let asked = change(incoming, ASKED, answer);
         let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
         if (asked && answer == NOTHING) || word.load(Ordering::SeqCst) == NOTHING {
             return self.note_refusal(fd);
         }
         if !asked {
-            make_fit(fd, most.min(PIECE as u64));
+            self.make_fit(fd, most.min(PIECE as u64));
             most = match word.load(Ordering::SeqCst) {
                 // It had taken everything, but for what was published before this side could see that it had asked.
                 FINAL => PIECE as u64,
                 // A process of this side answered so, and died.
-                _ if fits(fd, most) => most,
+                _ if fits(most) => most,
                 _ => 0,
             };
         }
-        let left = segment.untaken(most);
+        // The peer has stored the last word about it before it asked, and does not touch it any more.
+        let left = segment.copy_aside_of_peer().zip(segment.untaken(most));
+        let left = left.map(|(mut aside, untaken)| {
+            aside.extend(untaken);
+            aside
+        });
         self.block.raise(flag::MOVING);
         let kept = self.keep_what_came(fd, segment);
         self.block.raise(flag::BELLS_FIRST);
@@ -367,6 +409,29 @@ impl Connection {
         }
     }
 
+    /// Whether the kernel takes `bytes` for sending at once, whatever the peer reads: a program that does not block must not.
+    pub(crate) fn fits(&self, fd: i32, bytes: u64) -> bool {
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        let buffer = sockopt::socket_send_buffer_size(socket).unwrap_or(0) as u64;
+        queued(fd).is_some_and(|queued| match self.is_unix() {
+            // What is queued is told with the kernel's own structures.
+            true => bytes.saturating_mul(UNIX_BUFFER_PER_BYTE).saturating_add(queued) <= buffer,
+            false => bytes.saturating_add(queued) <= buffer / BUFFER_PER_BYTE,
+        })
+    }
+
+    /// Enlarges the kernel's buffer, if need be, so that `bytes` fit.
+    pub(crate) fn make_fit(&self, fd: i32, bytes: u64) {
+        if bytes == 0 || self.fits(fd, bytes) {
+            return;
+        }
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        let wanted = (queued(fd).unwrap_or(0) + bytes) * BUFFER_PER_BYTE;
+        let _ = sockopt::set_socket_send_buffer_size(socket, usize::try_from(wanted).unwrap_or(usize::MAX));
+    }
+
     /// Has the kernel acknowledge what has come. Behind a bell that is not acknowledged Nagle's algorithm holds what the peer sends
     /// next, some 40 ms, now that its socket is as the program wants it.
     fn acknowledge(&self, fd: i32) {
@@ -376,25 +441,6 @@ impl Connection {
             let _ = rustix::net::sockopt::set_tcp_quickack(socket, true);
         }
     }
-}
-
-/// Whether the kernel takes `bytes` for sending at once, whatever the peer reads: a program that does not block must not.
-pub(crate) fn fits(fd: i32, bytes: u64) -> bool {
-    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let buffer = sockopt::socket_send_buffer_size(socket).unwrap_or(0) as u64;
-    queued(fd).is_some_and(|queued| bytes.saturating_add(queued) <= buffer / BUFFER_PER_BYTE)
-}
-
-/// Enlarges the kernel's buffer, if need be, so that `bytes` fit.
-pub(crate) fn make_fit(fd: i32, bytes: u64) {
-    if bytes == 0 || fits(fd, bytes) {
-        return;
-    }
-    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let wanted = (queued(fd).unwrap_or(0) + bytes) * BUFFER_PER_BYTE;
-    let _ = sockopt::set_socket_send_buffer_size(socket, usize::try_from(wanted).unwrap_or(usize::MAX));
 }
 
 /// Bytes that the kernel has for sending.

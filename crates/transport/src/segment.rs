@@ -29,6 +29,7 @@
 mod ends;
 
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -54,7 +55,7 @@ use ends::Windows;
 pub(crate) use ends::{Inlet, Outlet};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const HELLO_OFFSET: usize = 512;
 const CONTROL_OFFSET: [usize; 2] = [1024, 2048];
 const DATA_OFFSET: usize = 4096;
@@ -596,8 +597,35 @@ impl Segment {
 
     /// This side's side buffer: [`SIDE_BYTES`] at the pointer.
     pub fn side(&self) -> NonNull<u8> {
+        self.side_of(self.role as usize)
+    }
+
+    fn side_of(&self, role: usize) -> NonNull<u8> {
         // SAFETY: inside the mapping; see the layout above.
-        unsafe { self.base.add(DATA_OFFSET + 2 * WINDOWS + self.role as usize * SIDE_BYTES) }
+        unsafe { self.base.add(DATA_OFFSET + 2 * WINDOWS + role * SIDE_BYTES) }
+    }
+
+    /// How many bytes the peer has in its side buffer and wants to be sent again ([`crate::control::Rung::aside`]). `None` if it names
+    /// what can't be there.
+    pub(crate) fn aside_at_peer(&self) -> Option<usize> {
+        self.range_at_peer().map(|range| range.len())
+    }
+
+    fn range_at_peer(&self) -> Option<Range<usize>> {
+        let word = self.incoming().rung.0.aside.load(Ordering::SeqCst);
+        let range = (word >> 32) as usize..word as u32 as usize;
+        (range.start <= range.end && range.end <= SIDE_BYTES).then_some(range)
+    }
+
+    /// These bytes.
+    pub(crate) fn copy_aside_of_peer(&self) -> Option<Vec<u8>> {
+        let range = self.range_at_peer()?;
+        let mut bytes = vec![0; range.len()];
+        // SAFETY: the range is inside the peer's side buffer.
+        let source = unsafe { self.side_of(1 - self.role as usize).add(range.start) };
+        // SAFETY: the vector is as long. What the peer writes there meanwhile is its own stream.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        Some(bytes)
     }
 }
 

@@ -19,7 +19,7 @@ use rustix::net::sockopt;
 use crate::arena::{State, flag};
 use crate::connection::Connection;
 use crate::failover::{DOWN_BYTES, Unread};
-use crate::handback::{BUFFER_PER_BYTE, fits, make_fit};
+use crate::handback::BUFFER_PER_BYTE;
 use crate::reason::Reason;
 use crate::segment::{Greeting, Segment};
 use crate::tcp::{self, wait_for};
@@ -177,9 +177,9 @@ impl Connection {
                 return false;
             }
         } else {
-            make_fit(fd, unsent);
+            self.make_fit(fd, unsent);
             // The peer must not be blocked, nor this side.
-            if !fits(fd, unsent) || !has_room(fd, unread) {
+            if !self.fits(fd, unsent) || !has_room(fd, unread) {
                 return false;
             }
         }

@@ -118,7 +118,7 @@ pub(super) fn sends_over_tcp(side: &Side) -> Fd {
     fd
 }
 
-fn look_in_vain(fd: Fd) {
+pub(super) fn look_in_vain(fd: Fd) {
     quietly(|| {
         for _ in 0..CALLS {
             assert_eq!(calls::recv(fd, 1, libc::MSG_DONTWAIT), Err(Errno::EAGAIN));

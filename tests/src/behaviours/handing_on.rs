@@ -1,5 +1,6 @@
 //! Connections that leave the library's sight: exec, SCM_RIGHTS, stdio, other listeners.
 
+use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp, with_bytes_put_aside};
 use super::peers::{echo, request_echoes, send_all};
 use super::switching::{Wait, stream_both_ways, stream_nonblocking};
 use super::{Behaviour, Tally};
@@ -34,6 +35,22 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Returned(1)),
     passed("to_another_process_with_a_bell_unread", passed_once_woken, wakes_and_asks)
         .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::whole(
+        "to_another_process_with_bytes_put_aside",
+        passes_what_is_put_aside,
+        sends_more_by_the_ring,
+        Tally::Returned(1),
+    )
+    .alone(&["passed-to-process"])
+    .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::whole(
+        "to_another_process_with_bytes_before_a_bell",
+        passes_what_is_before_a_bell,
+        sends_more_by_the_ring,
+        Tally::Returned(1),
+    )
+    .alone(&["passed-to-process"])
+    .tally(Tally::Unknown, Tally::Returned(1)),
     passed("to_another_process_with_much_unread", passed_much_unread, sends_much_before_it_is_passed)
         .limitation("**Bytes that the peer has sent and this side has not read**"),
     passed("a_peer_with_much_under_way_goes_on", tries_to_pass, is_not_blocked),
@@ -575,4 +592,52 @@ fn urgent(side: &Side) {
     assert_eq!(calls::recv(fd, 10, 0), Ok(b"abc".to_vec()));
     side.sync("received");
     echo(fd);
+}
+
+fn passes_what_is_put_aside(side: &Side) {
+    let (_, fd) = with_bytes_put_aside(side);
+    side.sync("look now");
+    side.sync("looked");
+    side.sync("send now");
+    side.sync("sent all");
+    pass_on_to_the_end(fd);
+}
+
+/// What it has not read came over TCP, and a bell behind it.
+fn passes_what_is_before_a_bell(side: &Side) {
+    let (epfd, fd) = with_bytes_on_tcp(side, |fd| {
+        assert_eq!(calls::recv(fd, 4, libc::MSG_PEEK), Ok(b"more".to_vec()));
+    });
+    side.sync("look now");
+    side.sync("looked");
+    quietly(|| calls::epoll_wait(epfd, 8, 0)).expect("epoll_wait");
+    let woken = while_blocked(|| calls::epoll_wait(epfd, 8, -1), || side.sync("send now"));
+    assert_eq!(woken.expect("epoll_wait").len(), 1);
+    side.sync("sent all");
+    pass_on_to_the_end(fd);
+}
+
+fn pass_on_to_the_end(fd: Fd) {
+    // The other process waits in its reads.
+    calls::set_status(fd, libc::O_RDWR).expect("F_SETFL");
+    let (local, remote) = calls::unix_pair().expect("socketpair");
+    let child = receiver(local, remote);
+    assert_eq!(calls::send_fd(remote, b"x", fd), Ok(1));
+    for fd in [fd, remote, local] {
+        quietly(|| calls::close(fd)).expect("close");
+    }
+    child.wait_for_success();
+}
+
+fn sends_more_by_the_ring(side: &Side) {
+    let fd = sends_over_tcp(side);
+    side.sync("look now");
+    look_in_vain(fd);
+    side.sync("looked");
+    side.sync("send now");
+    send_all(fd, b"by the ring");
+    side.sync("sent all");
+    assert_eq!(receive_exactly(fd, 15), b"moreby the ring");
+    send_all(fd, b"and on");
+    assert_eq!(receive_exactly(fd, 6), b"and on");
 }
