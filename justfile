@@ -19,6 +19,10 @@ nightly:
 kills *OPTIONS:
     scripts/kills {{OPTIONS}}
 
+# 100,000 connections over TCP, and as many over a Unix socket: nothing is left of them
+connections *OPTIONS:
+    scripts/connections {{OPTIONS}}
+
 # Formatting, clippy, shell scripts
 lint:
     scripts/test format lint scripts

@@ -196,7 +196,7 @@ fn open_connections_are_counted_by_fabric_and_reason() {
     assert!(open.gauges["thallus_processes{}"] >= 1.0);
     assert!(open.counter("thallus_connection_ends_seen_total{}") >= 4.0);
     for block in blocks {
-        chunk.free(block);
+        chunk.free(block, block.connection().unwrap());
     }
     // None any more is a number, too.
     assert!(exporter.scrape().gauges.contains_key(ENDS));
@@ -234,7 +234,7 @@ fn two_scrapers_never_see_a_counter_go_back() {
         for _ in 0..2000 {
             let block = connect(&chunk);
             block.ring_sent.store(12345, Relaxed);
-            chunk.free(block);
+            chunk.free(block, block.connection().unwrap());
             thread::yield_now();
         }
     });

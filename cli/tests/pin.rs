@@ -88,7 +88,7 @@ fn the_next_connection_in_the_same_place_is_left_alone() {
     while !first.is_unwanted() {
         std::thread::yield_now();
     }
-    chunk.free(first);
+    chunk.free(first, first.connection().unwrap());
     let second = chunk.allocate(Role::Server, std::process::id(), 2006, 2).unwrap();
     assert!(std::ptr::eq(first, second));
     assert!(second.advance(State::Plain, State::Active));

@@ -213,7 +213,7 @@ fn a_closed_connection_is_not_shown() {
     let chunk = Chunk::create(Ok).unwrap();
     let block = connect(&chunk, Role::Client, own_pid(), "127.0.0.1:1041");
     assert_eq!(at(&report(), "127.0.0.1:1041").len(), 1);
-    chunk.free(block);
+    chunk.free(block, block.connection().unwrap());
     assert!(at(&report(), "127.0.0.1:1041").is_empty());
 }
 

@@ -447,6 +447,8 @@ pub(crate) fn let_go_of_all(mut visit: impl FnMut(&'static Block)) {
         if !block.release(process::id()) {
             return;
         }
+        // Other threads may use it to the very end: it is swept once the process is dead.
+        block.hold(process::id());
         if !stats::counts(block)
             && let Some(fd) = descriptor_of(slot)
         {

@@ -177,7 +177,7 @@ mod tests {
         block.owner_fd.store(10, Relaxed);
         block.ring_sent.store(12, Relaxed);
         assert_eq!(look(), (1, 12));
-        chunk.free(block);
+        chunk.free(block, block.connection().unwrap());
         assert_eq!(look(), (1, 12));
         assert!(std::ptr::eq(block, connect(&chunk, flag::READY, 5)));
         assert_eq!(look(), (2, 17));

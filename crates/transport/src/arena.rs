@@ -454,6 +454,13 @@ impl Block {
         })
     }
 
+    /// Whether processes have it, all of which are dead.
+    fn is_left_by_the_dead(&self) -> bool {
+        let holders = self.holders.each_ref().map(|holder| holder.load(Ordering::SeqCst));
+        let is_dead = |&pid: &u32| !matches!(pid, UNBORN | OVERFLOW) && !is_alive(pid);
+        holders.iter().any(|&pid| pid != 0) && holders.iter().filter(|&&pid| pid != 0).all(is_dead)
+    }
+
     fn add_holder(&self, pid: u32) -> bool {
         self.holders
             .iter()
@@ -485,11 +492,15 @@ impl Block {
     }
 }
 
-fn forget_if_dead(holder: &AtomicU32, pid: u32) -> bool {
-    let alive = i32::try_from(pid)
+fn is_alive(pid: u32) -> bool {
+    i32::try_from(pid)
         .ok()
         .and_then(Pid::from_raw)
-        .is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH));
+        .is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+}
+
+fn forget_if_dead(holder: &AtomicU32, pid: u32) -> bool {
+    let alive = is_alive(pid);
     if !alive {
         let _ = holder.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst);
     }

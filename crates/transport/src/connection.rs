@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 
-use crate::arena::{Block, Role, State, flag};
+use crate::arena::{Block, Generation, Role, State, flag};
 use crate::control::end;
 use crate::experience;
 use crate::introduction::{NO, UNKNOWN, YES};
@@ -27,6 +27,8 @@ use crate::verbs::link::Link;
 pub struct Connection {
     /// What forks share.
     pub block: &'static Block,
+    /// Whose the block is as long as the connection lives.
+    pub generation: Generation,
     segment: AtomicPtr<Segment>,
     /// As far as this process knows; the kernel decides ([`crate::stream`]).
     pub nonblocking: AtomicBool,
@@ -79,6 +81,7 @@ impl Connection {
         let has_no_rule = is_unix || settings.verbs.peers.is_empty();
         Self {
             block,
+            generation: block.generation(),
             segment: AtomicPtr::new(std::ptr::null_mut()),
             nonblocking: AtomicBool::new(nonblocking),
             closed: AtomicBool::new(false),

@@ -211,10 +211,10 @@ impl Slot {
         let connection = unsafe { &*self.connection.get() };
         // SAFETY: initialized while alive, and read out only here.
         let connection = unsafe { connection.assume_init_read() };
-        let block = connection.block;
+        let (block, generation) = (connection.block, connection.generation);
         drop(connection);
         if self.last.load(Ordering::SeqCst) {
-            blocks::free(block);
+            blocks::free(block, generation);
         }
         if let Ok(mut free) = FREE.lock() {
             free.push(self);

@@ -99,7 +99,7 @@ impl Chance {
 }
 
 /// Waits until something holds that must.
-fn soon(what: &str, seen: impl Fn() -> String, mut holds: impl FnMut() -> bool) -> Result<()> {
+pub(super) fn soon(what: &str, seen: impl Fn() -> String, mut holds: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     while !holds() {
         ensure!(start.elapsed() < PATIENCE, "{what}\n{}", seen());
@@ -109,7 +109,7 @@ fn soon(what: &str, seen: impl Fn() -> String, mut holds: impl FnMut() -> bool) 
 }
 
 /// Waits until a program that has lost its peer has ended; what it printed.
-fn ends(mut service: Service, what: &str) -> Result<String> {
+pub(super) fn ends(mut service: Service, what: &str) -> Result<String> {
     let start = Instant::now();
     while service.ended()?.is_none() {
         ensure!(start.elapsed() < PATIENCE, "{what} hangs\n{}", service.diagnosis());

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
@@ -44,6 +45,8 @@ pub struct Chunk {
     base: NonNull<u8>,
     /// By which `thallus status` finds it.
     fd: Option<OwnedFd>,
+    /// Blocks that only dead processes had at the last [`Self::sweep`], with their states.
+    suspects: Mutex<Vec<(usize, u32)>>,
 }
 
 // SAFETY: the mapping is never unmapped and holds nothing but atomics.
@@ -96,7 +99,7 @@ impl Chunk {
             None => unsafe { mmap_anonymous(null, CHUNK_BYTES, protection, MapFlags::SHARED)? },
         };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, fd })
+        Ok(Self { base, fd, suspects: Mutex::default() })
     }
 
     /// The descriptor by which `thallus status` finds it.
@@ -137,19 +140,33 @@ impl Chunk {
         None
     }
 
-    /// Gives a block back. Does nothing if `block` is not of this chunk.
-    pub fn free(&self, block: &Block) -> bool {
+    /// Gives a block back that was used for the connection of a `generation`, unless that has been swept. False if `block` is not of
+    /// this chunk.
+    pub fn free(&self, block: &Block, generation: Generation) -> bool {
         let Some(index) = self.index_of(block) else { return false };
-        block.state.store(block.generation().ended().with(State::Pinned), Ordering::Release);
-        self.give_back(index);
-        true
+        loop {
+            let word = block.state.load(Ordering::Acquire);
+            if Generation::of(word) != generation || self.end(block, index, word) {
+                return true;
+            }
+        }
+    }
+
+    /// Gives a block back whose state is `word`. False if that has changed: a connection ends once.
+    fn end(&self, block: &Block, index: usize, word: u32) -> bool {
+        let ended = block.exchange_state(word, Generation::of(word).ended().with(State::Pinned));
+        if ended {
+            self.give_back(index);
+        }
+        ended
     }
 
     fn give_back(&self, index: usize) {
         self.header().bitmap[index / 64].fetch_and(!(1 << (index % 64)), Ordering::Release);
     }
 
-    fn index_of(&self, block: &Block) -> Option<usize> {
+    /// The place of a block. `None` if it is not of this chunk.
+    pub fn index_of(&self, block: &Block) -> Option<usize> {
         let offset = std::ptr::from_ref(block).addr().checked_sub(self.base.addr().get() + HEADER_BYTES)?;
         let index = offset / size_of::<Block>();
         (index < BLOCKS).then_some(index)
@@ -165,19 +182,32 @@ impl Chunk {
         (0..BLOCKS).filter(|index| words[index / 64].load(Ordering::Acquire) & 1 << (index % 64) != 0)
     }
 
-    /// Frees the blocks whose holders are all dead: processes that were killed could not. Returns how many.
+    /// Frees the blocks whose holders were all dead at the last look, too: processes that were killed could not. Not at the first: a
+    /// process that lets go of a block uses it to the end of its call, and for a moment the dead alone seem to have it. Returns how
+    /// many.
     pub fn sweep(&self) -> usize {
-        self.blocks()
-            .filter(|block| {
-                let word = block.state.load(Ordering::Acquire);
-                let ended = Generation::of(word).ended().with(State::Pinned);
-                let held = block.holders.iter().any(|holder| holder.load(Ordering::SeqCst) != 0);
-                // Another process may be faster, and the block be in use again.
-                held && block.release(0) && block.exchange_state(word, ended)
-            })
-            .filter_map(|block| self.index_of(block))
-            .map(|index| self.give_back(index))
-            .count()
+        let Ok(mut suspects) = self.suspects.lock() else { return 0 };
+        let before = std::mem::take(&mut *suspects);
+        let mut count = 0;
+        for index in self.in_use() {
+            let block = self.block(index);
+            let word = block.state.load(Ordering::Acquire);
+            if !Generation::of(word).is_of_one() || !block.is_left_by_the_dead() {
+                continue;
+            }
+            let suspect = (index, word);
+            if before.contains(&suspect) && self.end(block, index, word) {
+                count += 1;
+            } else {
+                suspects.push(suspect);
+            }
+        }
+        count
+    }
+
+    /// How many the next [`Self::sweep`] frees, if they are still so.
+    pub fn suspects(&self) -> usize {
+        self.suspects.lock().map_or(0, |suspects| suspects.len())
     }
 }
 
@@ -231,7 +261,7 @@ mod tests {
         let first = chunk.allocate(Role::Client, pid(), 3, 1).unwrap();
         let second = chunk.allocate(Role::Server, pid(), 4, 1).unwrap();
         assert!(!std::ptr::eq(first, second));
-        assert!(chunk.free(first));
+        assert!(chunk.free(first, first.generation()));
         assert!(std::ptr::eq(first, chunk.allocate(Role::Server, pid(), 5, 2).unwrap()));
         assert_eq!(first.role(), Role::Server);
         assert_eq!(first.opened_ns(), 2);
@@ -256,7 +286,23 @@ mod tests {
         assert!(!block.held_only_by(pid()));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(chunk.sweep(), 1);
+        assert_eq!((chunk.sweep(), chunk.sweep()), (0, 1));
+        assert_eq!(chunk.blocks().count(), 0);
+    }
+
+    #[test]
+    fn who_ends_a_connection_that_was_swept_does_not_end_the_next() {
+        let chunk = Chunk::create(Ok).unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let swept = chunk.allocate(Role::Server, child.id(), 3, 1).unwrap();
+        let generation = swept.generation();
+        assert_eq!((chunk.sweep(), chunk.sweep()), (0, 1));
+        let next = chunk.allocate(Role::Server, pid(), 3, 1).unwrap();
+        assert!(std::ptr::eq(swept, next));
+        assert!(chunk.free(swept, generation));
+        assert_eq!(chunk.blocks().count(), 1);
+        assert!(chunk.free(next, next.generation()));
         assert_eq!(chunk.blocks().count(), 0);
     }
 

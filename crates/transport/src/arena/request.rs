@@ -20,7 +20,8 @@ impl Generation {
         Self(word - word % Self::STEP)
     }
 
-    fn is_of_one(self) -> bool {
+    /// Whether it is a connection's, and not what is between two.
+    pub(super) fn is_of_one(self) -> bool {
         self.0 & Self::STEP != 0
     }
 
@@ -56,7 +57,7 @@ impl Block {
         Some(self.generation()).filter(|generation| generation.is_of_one())
     }
 
-    pub(super) fn generation(&self) -> Generation {
+    pub(crate) fn generation(&self) -> Generation {
         Generation::of(self.state.load(Ordering::Acquire))
     }
 
@@ -110,7 +111,7 @@ mod tests {
         assert_eq!(first.ask_for_tcp(generation), Wish::Asked);
         assert!(first.is_unwanted());
 
-        chunk.free(first);
+        chunk.free(first, generation);
         assert_eq!((first.connection(), first.ask_for_tcp(generation)), (None, Wish::Closed));
         let second = chunk.allocate(Role::Client, std::process::id(), 3, 2).unwrap();
         assert!(std::ptr::eq(first, second));
