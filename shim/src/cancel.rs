@@ -28,12 +28,21 @@ thread_local! {
 }
 
 /// How a thread sleeps inside of a call: each is a cancellation point.
-pub(crate) const SLEEP: Sleep = Sleep { recv, poll };
+pub(crate) const SLEEP: Sleep = Sleep { recv, send, poll };
 
 /// recv(2). `ECANCELED`: the thread is to end.
 unsafe fn recv(fd: i32, buffer: *mut u8, length: usize, flags: i32) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
     match point(|| unsafe { real::recv(fd, buffer.cast(), length, flags) }) {
+        None => Err(Errno::CANCELED),
+        Some(count) => usize::try_from(count).map_err(|_| errno::now()),
+    }
+}
+
+/// send(2). `ECANCELED`: the thread is to end.
+unsafe fn send(fd: i32, buffer: *const u8, length: usize, flags: i32) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    match point(|| unsafe { real::send(fd, buffer.cast(), length, flags) }) {
         None => Err(Errno::CANCELED),
         Some(count) => usize::try_from(count).map_err(|_| errno::now()),
     }

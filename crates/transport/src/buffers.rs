@@ -33,6 +33,38 @@ pub struct ControlData {
     pub flags: i32,
 }
 
+impl ControlData {
+    /// Names the sender of bytes that were sent when nobody had asked who sends them, as the kernel does (`scm_recv` of
+    /// net/core/scm.c): process 0 of the user and group that stand for those that are not known.
+    pub(crate) fn name_nobody(&mut self) {
+        const UNKNOWN: u32 = 65534;
+        #[repr(C)]
+        struct Credentials {
+            header: libc::cmsghdr,
+            sender: libc::ucred,
+        }
+        const LENGTH: usize = std::mem::offset_of!(Credentials, sender) + size_of::<libc::ucred>();
+        let room = self.room - self.length;
+        let length = LENGTH.min(room);
+        if length < LENGTH {
+            self.flags |= libc::MSG_CTRUNC;
+        }
+        if room < size_of::<libc::cmsghdr>() {
+            return;
+        }
+        let header = libc::cmsghdr {
+            cmsg_len: length,
+            cmsg_level: libc::SOL_SOCKET,
+            cmsg_type: libc::SCM_CREDENTIALS,
+        };
+        let message = Credentials { header, sender: libc::ucred { pid: 0, uid: UNKNOWN, gid: UNKNOWN } };
+        let target = self.buffer.cast::<u8>().wrapping_add(self.length);
+        // SAFETY: the application's buffer has `room` bytes there.
+        unsafe { std::ptr::copy_nonoverlapping((&raw const message).cast(), target, length) };
+        self.length += size_of::<Credentials>().min(room);
+    }
+}
+
 impl<'a> Buffers<'a> {
     /// Most buffers in one call (readv(2), `IOV_MAX`).
     pub const MOST: usize = 1024;

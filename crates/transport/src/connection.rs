@@ -223,6 +223,12 @@ impl Connection {
 
     pub(crate) fn enter(&self, fd: BorrowedFd<'_>, segment: Segment) {
         use rustix::net::sockopt;
+        segment
+            .outgoing()
+            .rare
+            .0
+            .taken
+            .store(self.block.tcp_received.load(Ordering::Relaxed), Ordering::Release);
         if self.is_unix() {
             self.segment.store(Box::into_raw(Box::new(segment)), Ordering::Release);
             return;
@@ -240,6 +246,19 @@ impl Connection {
         let _ = sockopt::set_tcp_cork(fd, false);
         let _ = sockopt::set_tcp_nodelay(fd, true);
         self.segment.store(Box::into_raw(Box::new(segment)), Ordering::Release);
+        self.tell_linger(fd);
+    }
+
+    /// Tells the peer whether this side resets the connection when it dies: TCP's reset may be for bells alone, and does not tell.
+    pub fn tell_linger(&self, fd: BorrowedFd<'_>) {
+        let Some(segment) = self.segment().filter(|segment| !segment.is_alone() && !self.is_unix()) else {
+            return;
+        };
+        let end = &segment.outgoing().rare.0.end;
+        match rustix::net::sockopt::socket_linger(fd) {
+            Ok(Some(std::time::Duration::ZERO)) => end.fetch_or(end::ABORTS, Ordering::SeqCst),
+            _ => end.fetch_and(!end::ABORTS, Ordering::SeqCst),
+        };
     }
 
     /// Gives the socket the options back that the program has set, as far as [`Self::enter`] has changed them.

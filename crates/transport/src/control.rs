@@ -92,6 +92,8 @@ pub struct Rare {
     pub window_start: [AtomicU64; CLASSES as usize],
     /// Bits of [`end`].
     pub end: AtomicU32,
+    /// Count of application bytes that the producer's side has taken from TCP: should it die, the peer knows whether it had read them.
+    pub taken: AtomicU64,
 }
 
 /// How a stream ended; bits of [`Rare::end`].
@@ -112,6 +114,8 @@ pub mod end {
     pub const OF_STREAM: u32 = FIN | CLOSED | RESET | LATE | DEAF | REFUSES;
     /// Whoever sends to the producer sends in vain.
     pub const UNWANTED: u32 = CLOSED | DEAF | REFUSES;
+    /// `SO_LINGER` of zero time: should the producer's process die, it resets the connection. Not on `AF_UNIX`.
+    pub const ABORTS: u32 = 128;
     /// The producer's side wants to go back to TCP, or has ([`super::Rung::handing`]).
     pub const RETURN: u32 = 16;
 }
@@ -121,6 +125,9 @@ pub const UNUSED: u64 = u64::MAX;
 
 /// Value of [`Rare::switched_at`] while the direction is on TCP.
 pub const NOT_SWITCHED: u64 = u64::MAX;
+
+/// Value of [`Rung::handing`] while nobody goes back to TCP, nor is about to ask.
+pub const NO_REQUEST: u32 = 0;
 
 /// Doorbell bookkeeping. Each side of the connection writes the words of its own bells.
 #[derive(Debug)]
@@ -176,6 +183,7 @@ impl Control {
                 switched_at: AtomicU64::new(0),
                 window_start: std::array::from_fn(zero),
                 end: AtomicU32::new(0),
+                taken: AtomicU64::new(0),
             }),
             rung: Line(Rung {
                 count: AtomicU64::new(0),
@@ -216,6 +224,11 @@ impl Control {
     /// As [`Self::has_more`], or that the stream goes on over TCP.
     pub fn has_news(&self) -> bool {
         self.has_more() || self.end() & end::RETURN != 0
+    }
+
+    /// Whether the producer's side is going back to TCP, so that it must know how many bells come before the application's bytes.
+    pub fn wants_no_bells(&self) -> bool {
+        self.end() & end::RETURN != 0 && self.rung.0.handing.load(Ordering::SeqCst) != NO_REQUEST
     }
 
     /// Bytes ever taken out.

@@ -294,14 +294,18 @@ impl Connection {
             let target = unsafe { segment.side().add(stop) };
             // SAFETY: the side buffer has room for `used` bytes here.
             let Ok(count) = (unsafe { inlet.peek(0, target.as_ptr(), used) }) else { return false };
+            if count == 0 {
+                return false;
+            }
+            // Before they are taken from the ring: who looks there, and then here, finds them.
+            self.block.set_side_end((stop + count) as u64);
             let taken = match segment.link() {
                 Some(link) => link.keep(incoming, count),
                 None => inlet.consume(count).is_ok(),
             };
-            if count == 0 || !taken {
+            if !taken {
                 return false;
             }
-            self.block.set_side_end((stop + count) as u64);
             self.block.ring_received.fetch_add(count as u64, Ordering::Relaxed);
         }
     }

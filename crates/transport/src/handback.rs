@@ -29,7 +29,8 @@ use rustix::thread::futex;
 
 use crate::arena::{Role, State, flag};
 use crate::connection::Connection;
-use crate::control::{Control, end};
+use crate::control::{Control, NO_REQUEST, end};
+use crate::failover::has_switched;
 use crate::reason::Reason;
 use crate::segment::Segment;
 use crate::settle::{PATIENCE, SHORT_PATIENCE};
@@ -38,12 +39,18 @@ use crate::tcp;
 use crate::uninterrupted::Uninterrupted;
 use crate::waiting::{self, add};
 
-/// Values of [`crate::control::Rung::handing`]: nobody asks; this side asks, and may take that back; the peer sends on TCP
-/// what is left in the ring; there is nothing left.
-const NOTHING: u32 = 0;
+/// Values of [`crate::control::Rung::handing`] beside [`NO_REQUEST`]: this side asks, and may take that back; the peer sends on TCP
+/// what is left in the ring; there is nothing left; this side is about to ask, and wants no more bells.
 const ASKED: u32 = 1;
 const TAKEN: u32 = 2;
 const FINAL: u32 = 3;
+const PREPARING: u32 = 4;
+
+/// How long the peer has for an answer if a new request may need none.
+const BRIEFLY: Duration = Duration::from_millis(1);
+
+/// Requests of one call, each of which takes over what the peer has sent meanwhile.
+const MOST_REQUESTS: u32 = 100;
 
 /// Requests that come to nothing before the peer is taken for one that lies.
 const MOST_REFUSALS: u32 = 10_000;
@@ -54,6 +61,19 @@ pub(crate) const BUFFER_PER_BYTE: u64 = 4;
 
 /// The same for bytes that are sent in one piece on an `AF_UNIX` socket, whose buffer is small, and the sender's alone.
 const UNIX_BUFFER_PER_BYTE: u64 = 2;
+
+/// What becomes of bytes that have come and that the application has not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// The kernel is to have them all, for no hook sees the calls that follow.
+    Kernel,
+    /// Those that have been moved aside may stay there: hooks see each call.
+    Aside,
+    /// They are moved aside, unless somebody sleeps who would not hear of it.
+    Taken,
+    /// They are moved aside: whoever sleeps will be woken.
+    TakenFromSleepers,
+}
 
 impl Connection {
     /// Goes back to TCP because somebody wants that, if it can be done now without waiting for the peer.
@@ -81,7 +101,7 @@ impl Connection {
             return self.block.ask_again();
         }
         if let Ok(_sending) = self.lock_sending(fd)
-            && self.go_back_first(fd, segment, Instant::now() + PATIENCE, false)
+            && self.go_back_first(fd, segment, Instant::now() + PATIENCE, Rest::Kernel)
         {
             self.block.note(Reason::ByRequest);
         }
@@ -100,31 +120,65 @@ impl Connection {
             return false;
         }
         let incoming = segment.incoming();
-        (incoming.end() & end::RETURN != 0 && incoming.rung.0.handing.load(Ordering::SeqCst) != NOTHING)
+        let handing = incoming.rung.0.handing.load(Ordering::SeqCst);
+        (incoming.end() & end::RETURN != 0 && !matches!(handing, NO_REQUEST | PREPARING))
             || segment.outgoing().end() & end::RETURN != 0
     }
 
-    /// The side that wants to leave; it waits for the peer until `deadline`. `stays` says that the hooks go on to see each call, so
-    /// that they can give to the application what has been moved aside. The caller holds both locks.
-    pub(crate) fn go_back_first(&self, fd: i32, segment: &Segment, deadline: Instant, stays: bool) -> bool {
+    /// The side that wants to leave; it waits for the peer until `deadline`. The caller holds both locks.
+    pub(crate) fn go_back_first(&self, fd: i32, segment: &Segment, deadline: Instant, rest: Rest) -> bool {
         let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
         let unread = || !incoming.is_empty();
         let gone = || self.block.has(flag::PEER_GONE) || incoming.end() & end::CLOSED != 0;
+        if self.is_asked_back(segment) {
+            // Whether it needs what another thread has just published only the way back of the second tells.
+            self.go_back_second(fd, segment);
+            return self.block.has(flag::RETURNED);
+        }
         // Writers of ours that sleep for space would hear nothing more.
         if outgoing.space_armed.0.has_sleepers() || !self.send_switched(segment) {
             return false;
         }
-        if gone() || self.peer_has_closed(fd) {
-            // Nobody is there to agree, or to send anything again. A bell would only make the peer's host reset the connection.
-            return !unread() && (stays || self.side_length() == 0) && self.leave(fd, segment);
+        for _ in 0..MOST_REQUESTS {
+            if gone() || self.peer_has_closed(fd) {
+                // Nobody is there to agree, or to send anything again. A bell would only make the peer's host reset the connection.
+                let taken = !self.may_take_over(segment, rest) || self.take_over(fd, segment);
+                let is_there = rest != Rest::Kernel || self.side_length() == 0;
+                return taken && !unread() && is_there && self.leave(fd, segment);
+            }
+            // What has come since can be taken over then.
+            let again = self.may_take_over(segment, rest) && Instant::now() < deadline;
+            let briefly = Instant::now() + BRIEFLY;
+            if self.ask(fd, segment, if again { briefly.min(deadline) } else { deadline }, rest, gone) {
+                return self.leave(fd, segment);
+            }
+            self.take_back(fd, segment);
+            // Both sides may want to leave.
+            if self.is_asked_back(segment) {
+                self.go_back_second(fd, segment);
+            }
+            if !again || self.block.has(flag::RETURNED) {
+                break;
+            }
         }
+        self.block.has(flag::RETURNED)
+    }
+
+    /// Asks for the way back. False if nothing comes of it.
+    fn ask(
+        &self,
+        fd: i32,
+        segment: &Segment,
+        deadline: Instant,
+        rest: Rest,
+        gone: impl Fn() -> bool,
+    ) -> bool {
+        let outgoing = segment.outgoing();
+        outgoing.rung.0.handing.store(PREPARING, Ordering::SeqCst);
         outgoing.rare.0.end.fetch_or(end::RETURN, Ordering::SeqCst);
         // With the fence after each counted bell: the peer sees this, and rings no more, or this side sees that.
         fence(Ordering::SeqCst);
-        let Some(aside) = self.put_rest_aside(fd, segment, stays) else {
-            stay(outgoing);
-            return false;
-        };
+        let Some(aside) = self.put_rest_aside(fd, segment, rest) else { return false };
         outgoing.rung.0.aside.store(aside, Ordering::SeqCst);
         // The last bell, counted before the peer can see that it is asked: it must know how many to skip.
         let bells = &outgoing.rung.0.count;
@@ -135,28 +189,54 @@ impl Connection {
         if !self.put_bell(fd) {
             bells.fetch_sub(1, Ordering::SeqCst);
         }
-        if (aside == 0 && self.has_all(fd, segment) && change(outgoing, ASKED, FINAL))
+        (aside == 0 && self.has_all(fd, segment) && change(outgoing, ASKED, FINAL))
             || self.await_taken(segment, deadline, gone)
-        {
-            return self.leave(fd, segment);
-        }
+    }
+
+    /// A request has come to nothing.
+    fn take_back(&self, fd: i32, segment: &Segment) {
+        let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
+        change(outgoing, PREPARING, NO_REQUEST);
         stay(outgoing);
-        // Both sides may want to leave.
-        self.go_back_second(fd, segment);
-        self.block.has(flag::RETURNED)
+        if incoming.space_armed.0.has_sleepers() {
+            // There may be more room for them.
+            self.ring(fd, segment);
+        }
+    }
+
+    /// Whether what has come is to be moved aside.
+    fn may_take_over(&self, segment: &Segment, rest: Rest) -> bool {
+        match rest {
+            Rest::Kernel | Rest::Aside => false,
+            Rest::Taken => !segment.incoming().data_armed.0.has_sleepers(),
+            Rest::TakenFromSleepers => true,
+        }
+    }
+
+    /// Moves what has come to the side buffer, if it has left TCP. False if it can't be. The caller holds both locks.
+    fn take_over(&self, fd: i32, segment: &Segment) -> bool {
+        if !has_switched(segment.incoming()) {
+            return true;
+        }
+        self.block.raise(flag::MOVING);
+        let kept = self.keep_what_came(fd, segment);
+        self.block.lower(flag::MOVING);
+        kept
     }
 
     /// What of the peer's bytes before the ring the kernel can't give to the application: those that have been put aside, and those
-    /// before bells, which are put aside now. As [`crate::control::Rung::aside`], and nothing if this side `stays`. `None` if some are
-    /// not to be had. The caller holds the receive lock, and the peer rings no more.
-    fn put_rest_aside(&self, fd: i32, segment: &Segment, stays: bool) -> Option<u64> {
+    /// before bells, which are put aside now. As [`crate::control::Rung::aside`]; nothing if they may stay there. `None` if some are not to be had. The caller holds both locks, and the peer rings no more.
+    fn put_rest_aside(&self, fd: i32, segment: &Segment, rest: Rest) -> Option<u64> {
+        if self.may_take_over(segment, rest) {
+            return self.take_over(fd, segment).then_some(0);
+        }
         let rung = segment.incoming().rung.0.count.load(Ordering::SeqCst);
         let has_bells = rung != self.block.drained.load(Ordering::Relaxed);
         if !has_bells && self.side_length() == 0 {
             return Some(0);
         }
         let complete = self.absorb_the_rest(fd, segment);
-        if stays {
+        if rest != Rest::Kernel {
             return complete.then_some(0);
         }
         // Bytes that come over TCP after these would come before them.
@@ -165,10 +245,11 @@ impl Connection {
         (settled || side.is_empty()).then_some(if side.is_empty() { 0 } else { side.start << 32 | side.end })
     }
 
-    /// Whether nothing of the peer's is under way, not even a bell. The caller holds the receive lock.
+    /// Whether nothing of the peer's is under way, not even a bell. The caller holds the receive lock, and has asked.
     fn has_all(&self, fd: i32, segment: &Segment) -> bool {
         let (side, incoming) = (self.socket(fd, segment), segment.incoming());
-        waiting::is_settled(&side)
+        // A peer that leaves TCP only now sees the request before it writes to the ring, or rings.
+        (!has_switched(incoming) || waiting::is_settled(&side))
             && incoming.is_empty()
             && waiting::drain(&side)
             && incoming.rung.0.count.load(Ordering::SeqCst) == self.block.drained.load(Ordering::Relaxed)
@@ -186,7 +267,7 @@ impl Connection {
             };
             let left = deadline.saturating_duration_since(Instant::now());
             if contended || gone() || left == Duration::ZERO {
-                return !change(outgoing, ASKED, NOTHING);
+                return !change(outgoing, ASKED, NO_REQUEST);
             }
             match word.load(Ordering::SeqCst) {
                 ASKED => {}
@@ -249,10 +330,14 @@ impl Connection {
         let mut most = outgoing.used();
         let Some(aside) = segment.aside_at_peer() else { return self.lose(fd) };
         let fits = |bytes: u64| bytes == 0 && aside == 0 || self.fits(fd, bytes + aside as u64);
-        let answer = if fits(most) { TAKEN } else { NOTHING };
+        let answer = if fits(most) { TAKEN } else { NO_REQUEST };
         let asked = change(incoming, ASKED, answer);
         let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
-        if (asked && answer == NOTHING) || word.load(Ordering::SeqCst) == NOTHING {
+        if (asked && answer == NO_REQUEST) || matches!(word.load(Ordering::SeqCst), NO_REQUEST | PREPARING) {
+            if incoming.space_armed.0.has_sleepers() || outgoing.data_armed.0.has_sleepers() {
+                // No bell was sent while the peer asked.
+                self.ring(fd, segment);
+            }
             return self.note_refusal(fd);
         }
         if !asked {
@@ -322,7 +407,8 @@ impl Connection {
     fn go_on_with_request(&self, fd: i32, segment: &Segment) {
         let Ok(_guard) = self.lock_sending(fd) else { return };
         let outgoing = segment.outgoing();
-        if change(outgoing, ASKED, NOTHING) || outgoing.rung.0.handing.load(Ordering::SeqCst) == NOTHING {
+        let withdrawn = change(outgoing, ASKED, NO_REQUEST) || change(outgoing, PREPARING, NO_REQUEST);
+        if withdrawn || outgoing.rung.0.handing.load(Ordering::SeqCst) == NO_REQUEST {
             stay(outgoing);
             // A bell that the dead process owed.
             self.ring(fd, segment);
@@ -352,6 +438,8 @@ impl Connection {
     /// Both directions of this side are on TCP from now on.
     fn be_back(&self, fd: i32, segment: &Segment) {
         segment.take_down();
+        // Also if this side has sent nothing since both were ready.
+        self.block.raise(flag::READY);
         self.block.come_back();
         self.block.recv_switched.store(0, Ordering::SeqCst);
         self.block.send_switched.store(0, Ordering::SeqCst);

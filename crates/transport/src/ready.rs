@@ -95,7 +95,6 @@ impl Connection {
         if segment.link().is_some()
             || self.block.has(UNUSUAL)
             || self.block.is_unwanted()
-            || self.side_length() > 0
             || incoming.end() != 0
             || segment.has_request()
         {
@@ -104,7 +103,8 @@ impl Connection {
         // Both cache lines come at once, not the second after the first.
         segment.expect();
         if incoming.is_empty() {
-            Glimpse::Nothing
+            // After that: bytes of the ring may be moved there.
+            if self.side_length() > 0 { Glimpse::Unusual } else { Glimpse::Nothing }
         } else if self.block.recv_switched.load(Ordering::Acquire) != 0 {
             Glimpse::Bytes
         } else {

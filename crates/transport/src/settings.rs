@@ -62,7 +62,7 @@ impl Default for Settings {
             io_uring: true,
             place: stay,
             forget: |_| {},
-            sleep: Sleep { recv: tcp::recv, poll },
+            sleep: Sleep { recv: tcp::recv, send: tcp::send, poll },
         }
     }
 }
@@ -178,12 +178,14 @@ impl Verbs {
     }
 }
 
-/// The two system calls in which a thread sleeps. Whoever has more to do there, such as to let the thread be
+/// The system calls in which a thread sleeps. Whoever has more to do there, such as to let the thread be
 /// cancelled, brings its own; `ECANCELED` then ends the call that slept, whatever it has done before.
 #[derive(Clone, Copy, Debug)]
 pub struct Sleep {
     /// recv(2).
     pub recv: unsafe fn(i32, *mut u8, usize, i32) -> Result<usize, Errno>,
+    /// send(2).
+    pub send: unsafe fn(i32, *const u8, usize, i32) -> Result<usize, Errno>,
     /// See [`Poll`].
     pub poll: Poll,
 }

@@ -19,7 +19,7 @@ use rustix::net::sockopt;
 use crate::arena::{State, flag};
 use crate::connection::Connection;
 use crate::failover::{DOWN_BYTES, Unread};
-use crate::handback::BUFFER_PER_BYTE;
+use crate::handback::{BUFFER_PER_BYTE, Rest};
 use crate::reason::Reason;
 use crate::segment::{Greeting, Segment};
 use crate::tcp::{self, wait_for};
@@ -98,9 +98,19 @@ impl Connection {
     /// hooks, which give to the application what came before. Waits for the peer until `deadline`. False if that can't be yet.
     #[cold]
     pub fn send_by_kernel(&self, fd: i32, reason: Reason, deadline: Instant) -> bool {
-        if self.pin(fd, reason) {
-            return true;
-        }
+        self.pin(fd, reason) || self.come_back(fd, reason, deadline, Rest::Taken)
+    }
+
+    /// As [`Self::send_by_kernel`], because this side of an `AF_UNIX` connection, which has left its socket, is about to tell the kernel
+    /// that it reads no more: that wakes whoever sleeps. What has come and is unread stays where the peer can see it if nobody does.
+    #[cold]
+    pub fn refuse_by_kernel(&self, fd: i32, deadline: Instant) -> bool {
+        let sleeps = self.segment().is_some_and(|segment| segment.incoming().data_armed.0.has_sleepers());
+        let rest = if sleeps { Rest::TakenFromSleepers } else { Rest::Aside };
+        self.has_little_unread() && self.come_back(fd, Reason::ShutdownBeforeUpgrade, deadline, rest)
+    }
+
+    fn come_back(&self, fd: i32, reason: Reason, deadline: Instant, rest: Rest) -> bool {
         let _uninterrupted = Uninterrupted::begin();
         let Some(segment) = self.segment() else { return false };
         let Ok(_receiving) = self.lock_receiving(fd) else { return false };
@@ -112,7 +122,7 @@ impl Connection {
             self.block.note(reason);
             return true;
         }
-        if !self.is_closed() && self.go_back_first(fd, segment, deadline, true) {
+        if !self.is_closed() && self.go_back_first(fd, segment, deadline, rest) {
             self.block.note(reason);
             // What the peer has promised to send again is there when the program looks next.
             let unread = segment.incoming().used();
@@ -124,6 +134,16 @@ impl Connection {
             }
         }
         self.block.has(flag::RETURNED)
+    }
+
+    /// Whether the peer has room for writes on an `AF_UNIX` socket, also once what this side has not read is no longer in the ring:
+    /// until a quarter of the kernel's usual buffer is full (`unix_writable`).
+    fn has_little_unread(&self) -> bool {
+        const LITTLE: u64 = 50 << 10;
+        self.segment().is_some_and(|segment| {
+            let incoming = segment.incoming();
+            incoming.used() <= LITTLE && !incoming.space_armed.0.has_sleepers()
+        })
     }
 
     #[cold]
@@ -140,7 +160,7 @@ impl Connection {
                 Some(link) => self.go_back_for_good(fd, segment, link, deadline),
                 None => {
                     let Ok(_sending) = self.lock_sending(fd) else { return false };
-                    self.go_back_first(fd, segment, deadline, false)
+                    self.go_back_first(fd, segment, deadline, Rest::Kernel)
                 }
             };
             if !left {

@@ -11,7 +11,8 @@
 //! Every function here returns `EAGAIN` instead of sleeping while it holds a lock.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{Ordering, fence};
 
 use rustix::io::Errno;
 
@@ -25,7 +26,7 @@ use crate::settings::settings;
 use crate::socket::Socket;
 use crate::verbs::link::Failed;
 use crate::waiting::{self, add};
-use crate::{process, tcp};
+use crate::{process, tcp, unix};
 
 /// The frame that wakes: one byte, no content.
 pub const BELL: u8 = 1;
@@ -68,6 +69,13 @@ impl Connection {
         self.switch_early(fd, segment);
         let peek = flags & libc::MSG_PEEK != 0;
         let mut total = self.take_side(segment, target, flags);
+        if total > 0 && self.tells_senders(fd) {
+            // Nobody had asked when they were sent, and what follows has another sender.
+            if let Some(control) = target.control() {
+                control.name_nobody();
+            }
+            return Ok(total);
+        }
         if !self.greet(fd, segment) {
             return match self.block.has(flag::LOST) {
                 _ if total > 0 => Ok(total),
@@ -152,6 +160,12 @@ impl Connection {
             add(&self.block.ring_received, (total - from_tcp) as u64);
         }
         Ok(total)
+    }
+
+    /// Whether an `AF_UNIX` socket is to tell who has sent what is read.
+    fn tells_senders(&self, fd: i32) -> bool {
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        self.is_unix() && unix::tells_senders(unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
     /// Over a fabric that may fail, both directions leave TCP as soon as they can: only then may frames be sent, by which
@@ -277,6 +291,9 @@ impl Connection {
             return Err(FAILED);
         }
         if !switched {
+            if self.is_refused() {
+                return Err(Errno::PIPE);
+            }
             return self
                 .send_tcp(fd, source, flags)
                 .map_err(|errno| self.error_of_kernel(fd, segment, errno));
@@ -403,6 +420,8 @@ impl Connection {
             }
         }
         segment.outgoing().rare.0.switched_at.store(sent, Ordering::SeqCst);
+        // A peer that asks for the way back sees that, or this side sees that it has asked.
+        fence(Ordering::SeqCst);
         self.block.send_switched.store(1, Ordering::Release);
         true
     }
@@ -464,7 +483,7 @@ impl Connection {
         untold.unwrap_or(errno)
     }
 
-    /// Whether the peer has shut down receiving on an `AF_UNIX` socket, and its kernel does not know yet.
+    /// Whether the peer has shut down receiving on an `AF_UNIX` socket. Its kernel may not know yet.
     pub fn is_refused(&self) -> bool {
         let is_refused = |segment: &Segment| segment.incoming().end() & end::REFUSES != 0;
         self.is_unix() && self.segment().is_some_and(is_refused)

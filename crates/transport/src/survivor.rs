@@ -65,6 +65,7 @@ impl Connection {
         let ours = missing.min(left);
         add(&block.tcp_received, ours);
         add(&block.drained, missing - ours);
+        waiting::note_taken(&self.socket(fd, segment));
         let absorbing = block.absorbing.load(Ordering::Relaxed);
         if absorbing != 0 {
             let moved = block.tcp_received.load(Ordering::Relaxed).saturating_sub(absorbing - 1);

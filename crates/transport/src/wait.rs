@@ -159,14 +159,50 @@ impl Connection {
                 return Ok(total);
             }
             let at_once = flags & libc::MSG_DONTWAIT != 0 || !blocks && self.is_nonblocking(fd);
-            let waited = if at_once { Err(Errno::AGAIN) } else { self.wait_writable(fd, &mut deadline) };
             source.note_wait();
+            if !at_once && self.is_unix() && self.has_returned() && !self.ask_whether_nonblocking(fd) {
+                let sent = self.send_by_kernel_alone(fd, source, flags);
+                return match sent {
+                    (0, Err(errno)) if total == 0 => Err(errno),
+                    (count, _) => Ok(total + count),
+                };
+            }
+            let waited = if at_once { Err(Errno::AGAIN) } else { self.wait_writable(fd, &mut deadline) };
             match waited {
                 Ok(()) if !vain.are_enough(|| self.limit_of_socket(fd, Timeout::Send)) => {}
                 Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                 Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
             }
         }
+    }
+
+    /// Sends the rest as the kernel does, which sleeps. On `AF_UNIX` nothing else tells a sleeper that nobody reads any more
+    /// (`unix_poll` of net/unix/af_unix.c). How much has been sent, and what ended it.
+    #[cold]
+    fn send_by_kernel_alone(
+        &self,
+        fd: i32,
+        source: &mut Buffers<'_>,
+        flags: i32,
+    ) -> (usize, Result<(), Errno>) {
+        self.block.sleeps.fetch_add(1, Ordering::Relaxed);
+        let mut total = 0;
+        while source.left() > 0 {
+            let (piece, length) = source.piece();
+            // SAFETY: the application vouches for its buffer.
+            match unsafe { (settings().sleep.send)(fd, piece, length, flags | libc::MSG_NOSIGNAL) } {
+                Ok(sent) => {
+                    self.block.tcp_sent.fetch_add(sent as u64, Ordering::Relaxed);
+                    source.advance_over(sent);
+                    total += sent;
+                    if sent < length {
+                        break;
+                    }
+                }
+                Err(errno) => return (total, Err(errno)),
+            }
+        }
+        (total, Ok(()))
     }
 
     /// What a write that has waited for room says where it would otherwise say `errno`: on `AF_UNIX` only such a write tells of a
@@ -211,22 +247,21 @@ impl Connection {
     /// kernel knows.
     pub fn readable(&self) -> bool {
         let Some(segment) = self.segment() else { return false };
-        if self.side_length() > 0 || self.block.has(flag::PEER_GONE | flag::SHUT_RD) {
+        if self.block.has(flag::PEER_GONE | flag::SHUT_RD) {
             return true;
         }
-        if segment.has_failed() {
-            // Nobody sleeps before it is mended.
-            return true;
-        }
-        let incoming = segment.incoming();
-        if self.block.has(flag::RETURNED) {
-            return false;
-        }
-        if self.is_asked_back(segment) {
-            return true;
-        }
+        // Nobody sleeps before it is mended.
+        segment.has_failed()
+            || (!self.block.has(flag::RETURNED) && (self.is_asked_back(segment) || self.has_ring_news(segment)))
+            // After that: bytes of the ring may be moved there.
+            || self.side_length() > 0
+    }
+
+    /// Whether a read finds what is in the ring, or how the stream ended.
+    fn has_ring_news(&self, segment: &Segment) -> bool {
         // Both cache lines come at once, not the second after the first.
         segment.expect();
+        let incoming = segment.incoming();
         if !incoming.has_more() {
             return false;
         }

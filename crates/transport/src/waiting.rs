@@ -68,7 +68,7 @@ pub(crate) fn ring(side: &impl Side) {
     side.announce_bells(count.fetch_add(1, Ordering::SeqCst) + 1);
     // Whoever goes back to TCP takes the bells that were counted before it said so, and no others.
     fence(Ordering::SeqCst);
-    if side.incoming().end() & end::RETURN != 0 || !side.put_bell() {
+    if side.incoming().wants_no_bells() || !side.put_bell() {
         count.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -289,6 +289,7 @@ pub(crate) fn take_tcp(
             }
             if !peek {
                 add(side.tcp_received(), ours);
+                note_taken(side);
             }
             if ours > 0 {
                 return Some(Ok(ours as usize));
@@ -299,6 +300,11 @@ pub(crate) fn take_tcp(
     }
     side.recv_switched().store(1, Ordering::Release);
     None
+}
+
+/// Tells the peer what has been taken from TCP.
+pub(crate) fn note_taken(side: &impl Side) {
+    side.outgoing().rare.0.taken.store(side.tcp_received().load(Ordering::Relaxed), Ordering::Release);
 }
 
 /// Takes `ours` bytes that have been looked at, where others sleep. Bells behind them stay: they may be needed. With

@@ -200,12 +200,13 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             continue;
         }
         if std::mem::take(&mut refuses) {
-            if connection.send_by_kernel(fd, Reason::ShutdownBeforeUpgrade, Instant::now() + SHORT_PATIENCE) {
-                continue;
-            }
             block.raise(flag::SHUT_RD);
+            // Before there is room for what the peer still wants to write.
             connection.shut_receiving(fd);
             errno::keep(|| epoll::stalled(entered.slot));
+            if connection.refuse_by_kernel(fd, Instant::now() + SHORT_PATIENCE) {
+                continue;
+            }
             return 0;
         }
         let is_over = !connection.is_unix() && connection.is_over(fd);
@@ -264,6 +265,16 @@ pub(crate) unsafe fn set_option(
             // SAFETY: the kernel has just read an int there.
             let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
             entered.connection().block.inq.store(u32::from(wanted != 0), Ordering::Relaxed);
+        }
+        return result;
+    }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
+        let result = call();
+        if result == 0
+            && let Some(entered) = table::enter_adult(fd)
+        {
+            // SAFETY: the program's call on this descriptor has just succeeded.
+            entered.connection().tell_linger(unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) });
         }
         return result;
     }

@@ -68,6 +68,12 @@ pub(super) const ALL: &[Behaviour] = &[
         .alone(&["stdio"])
         // What libc's stdio moves, no hook counts.
         .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::whole("of_a_peer_that_only_reads", only_reads, splices_when_read, Tally::Returned(1))
+        .alone(&["unsupported-call"])
+        // What is spliced no hook counts.
+        .tally(Tally::Returned(1), Tally::Unknown)
+        // A server that has not answered is no peer there.
+        .over_verbs(Tally::Stayed(1), Tally::Stayed(1)),
     Behaviour::connected("used_on_in_event_loops", goes_on_by_epoll, asks_twice)
         .alone(&["unsupported-call"])
         .tally(Tally::Returned(1), Tally::Returned(1)),
@@ -640,4 +646,33 @@ fn sends_more_by_the_ring(side: &Side) {
     assert_eq!(receive_exactly(fd, 15), b"moreby the ring");
     send_all(fd, b"and on");
     assert_eq!(receive_exactly(fd, 6), b"and on");
+}
+
+/// Enough for both sides to meet, and for the one that sends to leave TCP.
+const MESSAGES: usize = 64;
+
+fn only_reads(side: &Side) {
+    let fd = side.accept(side.listen());
+    for _ in 0..MESSAGES {
+        assert_eq!(receive_exactly(fd, 5), b"bytes");
+        side.sync("read");
+    }
+    // No call of this side's comes before.
+    side.sync("spliced");
+    assert_eq!(receive_exactly(fd, 7), b"spliced");
+    send_all(fd, b"answer");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+}
+
+fn splices_when_read(side: &Side) {
+    let fd = side.connect_to(side.destination());
+    for _ in 0..MESSAGES {
+        send_all(fd, b"bytes");
+        side.sync("read");
+    }
+    let (reading, writing) = calls::pipe().expect("pipe");
+    assert_eq!(calls::write(writing, b"spliced"), Ok(7));
+    assert_eq!(calls::splice(reading, fd, 7), Ok(7));
+    side.sync("spliced");
+    assert_eq!(receive_exactly(fd, 6), b"answer");
 }

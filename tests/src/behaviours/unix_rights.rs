@@ -9,7 +9,6 @@ use std::os::raw::c_int;
 use libc::{MSG_CMSG_CLOEXEC, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, SO_PASSCRED, SOL_SOCKET};
 
 use super::peers::{answer_echoes, request_echoes, send_all};
-use super::unix_messages::in_calls_until;
 use super::unix_streams::look;
 use super::{Behaviour, Tally};
 use crate::calls::{self, Beside, Errno, Fd, Letter, quietly};
@@ -40,6 +39,10 @@ pub(super) const ALL: &[Behaviour] = &[
     late("both_ways", gives_and_takes::<true>, gives_and_takes::<false>),
     late("with_unread_bytes_at_the_sender", gives_with_unread, takes_having_sent),
     late("unread_bytes_at_the_sender_stay", gives_and_reads_at_once, takes_having_sent_once),
+    late("to_one_that_has_closed_with_unread_bytes_at_the_sender", gives_to_nobody, closes_behind_bytes),
+    late("beside_a_thread_that_reads", gives_beside_a_reader, takes_and_answers_the_reader),
+    late("with_more_unread_than_the_kernel_would_take", gives_with_much_unread, takes_having_sent_much),
+    late("to_one_that_never_writes", gives_once_more, takes_after_a_while),
     late("with_much_unread_at_the_receiver", gives_behind_much, takes_behind_much),
     late("with_many_bytes", gives_with_many, takes_with_many),
     late("with_no_bytes", gives_with_nothing, takes_what_follows),
@@ -182,7 +185,7 @@ fn gives_between(side: &Side, fd: Fd) {
 }
 
 fn takes_in_one(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     look(fd);
     take(fd, 100, 0);
     take(fd, 100, 0);
@@ -190,7 +193,7 @@ fn takes_in_one(side: &Side, fd: Fd) {
 }
 
 fn takes_in_pieces(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     let mut left = 16;
     while left > 0 {
         left -= take(fd, 3.min(left), 0).data.len();
@@ -199,7 +202,7 @@ fn takes_in_pieces(side: &Side, fd: Fd) {
 }
 
 fn peeks_and_takes(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     for len in [7, 10, 100] {
         take(fd, len, MSG_PEEK);
     }
@@ -214,7 +217,7 @@ fn peeks_and_takes(side: &Side, fd: Fd) {
 /// A peek that is done looks at the messages that follow, too, up to the first that has a descriptor (`unix_stream_read_generic` of
 /// net/unix/af_unix.c, Linux 6.18): that one comes.
 fn peeks_up_to_it(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     take(fd, 3, MSG_PEEK);
     take(fd, 6, MSG_PEEK);
     take(fd, 6, 0);
@@ -225,7 +228,7 @@ fn peeks_up_to_it(side: &Side, fd: Fd) {
 
 /// What there is no room for is gone.
 fn takes_without_room(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     let mut left = 16;
     for room in [0, 0, 8, 0].into_iter().cycle() {
         let letter = calls::recvmsg_with(fd, &[3.min(left)], [0, room], 0).expect("recvmsg");
@@ -249,7 +252,7 @@ fn gives_two(side: &Side, fd: Fd) {
 }
 
 fn takes_with_little_room(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     let letter = calls::recvmsg_with(fd, &[100], [0, 20], MSG_PEEK).expect("recvmsg");
     open(&letter);
     let letter = calls::recvmsg_with(fd, &[100], [0, 20], 0).expect("recvmsg");
@@ -260,7 +263,7 @@ fn takes_with_little_room(side: &Side, fd: Fd) {
 }
 
 fn takes_by_read(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     let mut left = 16;
     while left > 0 {
         left -= calls::read(fd, 100.min(left)).expect("read").len();
@@ -281,7 +284,7 @@ fn gives_five(side: &Side, fd: Fd) {
 }
 
 fn takes_five(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     for _ in WORDS {
         take(fd, 100, 0);
     }
@@ -289,7 +292,7 @@ fn takes_five(side: &Side, fd: Fd) {
 }
 
 fn takes_by_every_call(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     let _ = calls::recv(fd, 100, 0);
     let _ = calls::readv(fd, &[1, 100]);
     let _ = calls::recvfrom_with(fd, 100, 110, 0);
@@ -299,7 +302,7 @@ fn takes_by_every_call(side: &Side, fd: Fd) {
 }
 
 fn takes_closing_on_exec(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     for flags in [MSG_PEEK, MSG_PEEK | MSG_CMSG_CLOEXEC, MSG_CMSG_CLOEXEC] {
         let letter = calls::recvmsg_with(fd, &[100], ROOM, flags).expect("recvmsg");
         for &fd in &letter.fds {
@@ -320,7 +323,7 @@ fn takes_without_blocking(side: &Side, fd: Fd) {
     calls::set_nonblocking(fd, true).expect("FIONBIO");
     assert_eq!(calls::recvmsg_with(fd, &[10], ROOM, 0).err(), Some(Errno::EAGAIN));
     side.sync("now");
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     take(fd, 100, 0);
     take(fd, 100, 0);
     assert_eq!(calls::recvmsg_with(fd, &[10], ROOM, 0).err(), Some(Errno::EAGAIN));
@@ -425,7 +428,7 @@ fn gives_between_reading(side: &Side, fd: Fd) {
 fn takes_having_sent(side: &Side, fd: Fd) {
     assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
     side.sync("unread");
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     take(fd, 100, 0);
     take(fd, 100, 0);
     answers_on(side, fd);
@@ -449,9 +452,94 @@ fn gives_and_reads_at_once(side: &Side, fd: Fd) {
 fn takes_having_sent_once(side: &Side, fd: Fd) {
     assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
     side.sync("unread");
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     take(fd, 100, 0);
     answers_on(side, fd);
+}
+
+fn gives_to_nobody(side: &Side, fd: Fd) {
+    side.sync("closed");
+    let gift = Gift::new();
+    let beside = Beside { fds: &[gift.writing], ..Beside::default() };
+    for _ in 0..2 {
+        assert_eq!(calls::sendmsg_with(fd, &[b"with"], beside, MSG_NOSIGNAL), Err(Errno::EPIPE));
+    }
+    assert_eq!(receive_exactly(fd, 6), b"unread");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+    gift.read();
+}
+
+fn closes_behind_bytes(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+/// Another thread sleeps in a read meanwhile, and gets what comes.
+fn gives_beside_a_reader(side: &Side, fd: Fd) {
+    let read = while_blocked(
+        || receive_exactly(fd, 6),
+        || {
+            let gift = Gift::new();
+            gift.give(fd, b"with");
+            side.sync("sent");
+            gift.read();
+        },
+    );
+    assert_eq!(read, b"answer");
+    asks_on(side, fd);
+}
+
+fn takes_and_answers_the_reader(side: &Side, fd: Fd) {
+    side.sync("sent");
+    take(fd, 100, 0);
+    assert_eq!(calls::send(fd, b"answer", 0), Ok(6));
+    answers_on(side, fd);
+}
+
+fn gives_with_much_unread(side: &Side, fd: Fd) {
+    side.sync("unread");
+    let gift = Gift::new();
+    gift.give(fd, b"with");
+    side.sync("sent");
+    receive_pattern(fd, &mut Pattern::new(62), MUCH, 4000);
+    gift.read();
+    asks_on(side, fd);
+}
+
+fn takes_having_sent_much(side: &Side, fd: Fd) {
+    send_all(fd, &Pattern::new(62).take(MUCH));
+    side.sync("unread");
+    side.sync("sent");
+    take(fd, 100, 0);
+    answers_on(side, fd);
+}
+
+fn gives_once_more(side: &Side, fd: Fd) {
+    for turn in 0..64 {
+        assert_eq!(calls::send(fd, b"bytes", 0), Ok(5));
+        side.sync("sent");
+        if turn == 60 {
+            let gift = Gift::new();
+            gift.give(fd, b"with");
+            gift.give(fd, b"again");
+            side.sync("given");
+            gift.read();
+        }
+    }
+}
+
+fn takes_after_a_while(side: &Side, fd: Fd) {
+    for turn in 0..64 {
+        side.sync("sent");
+        assert_eq!(receive_exactly(fd, 5), b"bytes");
+        if turn == 60 {
+            // No call of this side's comes before.
+            side.sync("given");
+            take(fd, 4, 0);
+            take(fd, 5, 0);
+        }
+    }
 }
 
 const MUCH: usize = 100_000;
@@ -466,7 +554,7 @@ fn gives_behind_much(side: &Side, fd: Fd) {
 }
 
 fn takes_behind_much(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     let mut pattern = Pattern::new(61);
     while (pattern.position() as usize) < MUCH {
         let len = 3333.min(MUCH - pattern.position() as usize);
@@ -509,7 +597,7 @@ fn gives_with_nothing(side: &Side, fd: Fd) {
 }
 
 fn takes_what_follows(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "sent");
+    side.sync("sent");
     take(fd, 100, 0);
     answers_on(side, fd);
 }
@@ -560,7 +648,7 @@ fn gives_after_the_end(side: &Side, fd: Fd) {
 }
 
 fn ends(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "close");
+    side.sync("close");
     assert_eq!(calls::recvmsg_with(fd, &[10], ROOM, 0).map(|letter| letter.data), Ok(vec![]));
     calls::close(fd).expect("close");
     side.sync("closed");
@@ -576,7 +664,7 @@ fn gives_and_closes(side: &Side, fd: Fd) {
 }
 
 fn takes_after_the_close(side: &Side, fd: Fd) {
-    in_calls_until(side, fd, "closed");
+    side.sync("closed");
     look(fd);
     take(fd, 100, 0);
     assert_eq!(calls::recvmsg_with(fd, &[10], ROOM, 0).map(|letter| letter.data), Ok(vec![]));
@@ -599,7 +687,7 @@ fn check_sender(letter: &Letter, process: u64) {
 
 fn is_known_late(side: &Side, fd: Fd) {
     side.tell(u64::from(std::process::id()));
-    in_calls_until(side, fd, "asked");
+    side.sync("asked");
     assert_eq!(calls::send(fd, b"one", 0), Ok(3));
     assert_eq!(calls::sendmsg_with(fd, &[b"two"], CREDENTIALS, 0), Ok(3));
     let gift = Gift::new();
@@ -629,7 +717,7 @@ fn is_known_with_unread(side: &Side, fd: Fd) {
     side.tell(u64::from(std::process::id()));
     assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
     side.sync("unread");
-    in_calls_until(side, fd, "asked");
+    side.sync("asked");
     assert_eq!(calls::send(fd, b"one", 0), Ok(3));
     assert_eq!(calls::send(fd, b"two", 0), Ok(3));
     side.sync("sent");

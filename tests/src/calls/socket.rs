@@ -376,6 +376,13 @@ pub fn set_linger(fd: Fd, seconds: c_int) -> Outcome<usize> {
     noted_number(outcome, || format!("setsockopt({fd}, SO_LINGER, {seconds})"))
 }
 
+/// `SO_LINGER` switched off.
+pub fn clear_linger(fd: Fd) -> Outcome<usize> {
+    let linger = libc::linger { l_onoff: 0, l_linger: 0 };
+    let outcome = set_raw_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+    noted_number(outcome, || format!("setsockopt({fd}, SO_LINGER, off)"))
+}
+
 fn set_raw_option<T>(fd: Fd, level: c_int, name: c_int, value: &T) -> Outcome<usize> {
     let pointer: *const c_void = std::ptr::from_ref(value).cast();
     // SAFETY: pointer and length are those of `value`, a plain C value.

@@ -66,6 +66,16 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
     let mut manner = Manner { in_thread, ..Manner::default() };
     match op {
         Op::Send { .. } | Op::SendFile { .. } | Op::Splice { .. } => admit_send(model, who, op, &mut manner)?,
+        // The acknowledgement of this end's, which may come late, wakes it (`tcp_rcv_state_process` of net/ipv4/tcp_input.c).
+        Op::Receive { fd, len: 0, .. }
+            if in_thread
+                && !model.is_unix
+                && model
+                    .connection_of(who, *fd)
+                    .is_some_and(|index| model.connections[index].flows[end as usize].ended) =>
+        {
+            return Err("the acknowledgement of this end's may wake it");
+        }
         Op::Receive { .. } => admit_receive(model, who, op, &mut manner)?,
         // docs/limitations.md: room is told of by edges, or not.
         Op::Poll { .. } if in_thread && model.has_vague_set(who) => {
@@ -340,9 +350,11 @@ fn shown(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
             }
             _ => plain(),
         },
-        // Whether a reset has come.
+        // Whether a reset has come, and before or after the other end's end, behind what buffers did not hold.
         Op::GetOption { fd, option: SocketOption::Error }
-            if flow_of(*fd, end).is_some_and(|(_, connection, _)| connection.wild) =>
+            if flow_of(*fd, end).is_some_and(|(_, connection, _)| {
+                connection.wild || connection.flows[end.other() as usize].loose && reply.value != 0
+            }) =>
         {
             "some".to_owned()
         }

@@ -3,10 +3,12 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use rustix::event::PollFlags;
 use thallus_transport::arena::flag;
 use thallus_transport::connection::Connection;
 use thallus_transport::ready::{Glimpse, bit};
 
+use super::waiting::ready_in_kernel;
 use crate::table::Slot;
 
 pub(super) const ET: u32 = libc::EPOLLET as u32;
@@ -177,10 +179,27 @@ impl Member {
         (if arrived || freed || now.shut != seen.shut { bits } else { 0 }, Some(now))
     }
 
+    /// Whether there is room, for a level that is asked for, where only the kernel knows: it might not have been told yet that it
+    /// has to say so, and what memory shows is reported without it.
+    fn room_in_kernel(&self) -> u32 {
+        if self.events & bit::WRITE == 0 || self.events & ET != 0 {
+            return 0;
+        }
+        let connection = self.connection();
+        if connection.is_failing() {
+            let _ = connection.mend(self.io);
+        }
+        if connection.has_returned() && !connection.is_closed() {
+            ready_in_kernel(self.io, PollFlags::OUT) & self.events & bit::WRITE
+        } else {
+            0
+        }
+    }
+
     /// Takes the events that are due, to report them in wait number `round`.
     pub(super) fn report(&mut self, tcp: u32, round: u32) -> u32 {
         let lacks = self.connection().block.lacks();
-        let (mut bits, edge) = self.look(tcp);
+        let (mut bits, edge) = self.look(tcp | self.room_in_kernel());
         if bits == 0 {
             return 0;
         }

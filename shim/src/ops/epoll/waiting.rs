@@ -418,7 +418,7 @@ impl Members {
 }
 
 /// Which of `events` the kernel has to report on the socket itself.
-fn ready_in_kernel(fd: i32, events: PollFlags) -> u32 {
+pub(super) fn ready_in_kernel(fd: i32, events: PollFlags) -> u32 {
     // SAFETY: registered by the program, and known not to be closed.
     let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
     let mut poll = [PollFd::from_borrowed_fd(fd, events)];
