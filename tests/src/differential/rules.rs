@@ -101,11 +101,10 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         {
             return Err("a thread of this end waits for nothing");
         }
-        // The other end's lies behind bytes that buffers did not hold.
+        // An end lies behind bytes that buffers did not hold.
         Op::Shutdown { fd, .. }
             if model.connection_of(who, *fd).is_some_and(|index| {
-                let flow = model.connections[index].flows[end.other() as usize];
-                flow.loose && flow.ended
+                model.connections[index].flows.iter().any(|flow| flow.loose && flow.ended)
             }) =>
         {
             return Err("whether both directions have ended depends on the sizes of buffers");

@@ -41,6 +41,19 @@ impl Holds {
         })
     }
 
+    /// When the server, too, has done with its last connections.
+    fn at_rest(pid: u32) -> Result<Self> {
+        let mut before = Self::new(pid)?;
+        loop {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = Self::new(pid)?;
+            if (now.descriptors, now.mappings) == (before.descriptors, before.mappings) {
+                return Ok(now);
+            }
+            before = now;
+        }
+    }
+
     fn exceeds(&self, other: &Self) -> bool {
         self.descriptors > other.descriptors
             || self.mappings > other.mappings
@@ -82,7 +95,7 @@ fn leave_nothing(address: &str) -> Result<()> {
     let mut client = start("client", &[FIRST, rest])?;
     await_line(&mut client, "first", FIRST)?;
     let pids = [server.pid(), client.pid()];
-    let before = pids.map(Holds::new);
+    let before = pids.map(Holds::at_rest);
     fs::write(scene.path("go on"), "")?;
     await_line(&mut client, "all", rest)?;
     for (pid, before) in pids.into_iter().zip(before) {
