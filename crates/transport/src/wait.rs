@@ -312,7 +312,17 @@ impl Connection {
             if blocks && self.nonblocking.load(Ordering::Relaxed) {
                 self.sleep_for_byte_by_poll(fd)
             } else {
-                self.sleep_for_byte(fd, at_once)
+                match self.sleep_for_byte(fd, at_once) {
+                    // Another process has made it non-blocking meanwhile: this call waits on, by other means.
+                    Err(Errno::AGAIN)
+                        if blocks
+                            && self.limit_of_socket(fd, Timeout::Recv).is_none()
+                            && self.ask_whether_nonblocking(fd) =>
+                    {
+                        Ok(())
+                    }
+                    result => result,
+                }
             }
         });
         if let Some(spin) = spin {
