@@ -368,6 +368,23 @@ impl End {
         waiting::drain(self);
     }
 
+    /// As the way back to TCP of a side whose hooks go on to see each call: what is in the ring is moved to the side buffer, and the bells
+    /// for it are taken. Not if somebody sleeps, if this side `looks` for that.
+    fn move_aside(&self, looks: bool) {
+        let _guard = Side::lock(self).unwrap();
+        if looks && self.from.control.data_armed.0.has_sleepers() {
+            return;
+        }
+        let mut bytes = vec![0; ROOM];
+        // SAFETY: a live vector.
+        let count = unsafe { self.consumer().peek(0, bytes.as_mut_ptr(), ROOM) }.unwrap();
+        if count > 0 {
+            self.side_buffer.lock().unwrap().extend(&bytes[..count]);
+            self.consumer().consume(count).unwrap();
+        }
+        waiting::drain(self);
+    }
+
     /// An event loop on a registration that is armed for good: recv(2) when the kernel reports it.
     fn recv_when_reported(&self) -> Vec<u8> {
         loop {
@@ -409,8 +426,8 @@ impl Side for End {
     }
 
     fn is_readable(&self) -> bool {
-        !self.side_buffer.lock().unwrap().is_empty()
-            || (self.from.control.has_news() && waiting::is_settled(self))
+        (self.from.control.has_news() && waiting::is_settled(self))
+            || !self.side_buffer.lock().unwrap().is_empty()
     }
 
     fn has_space(&self) -> bool {

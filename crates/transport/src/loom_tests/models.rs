@@ -185,3 +185,26 @@ fn the_reader_follows_through_a_window_that_grows() {
         assert_eq!(reader.join().unwrap(), bytes);
     });
 }
+
+/// A thread that sleeps in a read while another goes back to TCP.
+fn a_sleeper_beside_who_goes_back(looks: bool) {
+    explore(3, move || {
+        let (near, far) = switched_connection();
+        let reader = spawn_recv(&far);
+        let goer = thread::spawn(move || far.move_aside(looks));
+        near.send(1);
+        goer.join().unwrap();
+        assert_eq!(reader.join().unwrap(), [1]);
+    });
+}
+
+#[test]
+fn who_sleeps_hears_of_what_another_moves_aside() {
+    a_sleeper_beside_who_goes_back(true);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_sleeps_hears_nothing_of_what_is_moved_aside_without_a_look() {
+    a_sleeper_beside_who_goes_back(false);
+}
