@@ -471,6 +471,12 @@ impl Connection {
             // After that: a bell that could not be sent was uncounted before anything else was sent.
             let count = segment.incoming().rung.0.count.load(Ordering::SeqCst);
             let left = count.wrapping_sub(self.block.drained.load(Ordering::Relaxed));
+            if let Err(errno) = seen
+                && !matches!(errno, Errno::AGAIN | Errno::INTR)
+            {
+                // The kernel says so once.
+                self.note_error(fd, errno);
+            }
             let take = match seen {
                 _ if left == 0 => ControlFlow::Break(true),
                 Ok(seen) if seen > 0 => ControlFlow::Continue((seen as u64).min(left) as usize),

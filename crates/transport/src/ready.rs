@@ -184,6 +184,13 @@ impl Connection {
         at != NOT_SWITCHED && self.block.tcp_received.load(Ordering::Relaxed) >= at
     }
 
+    /// Has [`Self::readiness`] tell of the end of the peer's stream, if bytes before it are all that is still to come.
+    pub fn find_the_end(&self, fd: i32) {
+        if let Some(segment) = self.segment() {
+            self.look_for_the_end(fd, segment);
+        }
+    }
+
     /// Finds out whether the end of the peer's stream is all that is still to come, though bytes before it are unread: then
     /// it can be seen.
     fn look_for_the_end(&self, fd: i32, segment: &Segment) {

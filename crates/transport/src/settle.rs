@@ -105,9 +105,14 @@ impl Connection {
     /// that it reads no more: that wakes whoever sleeps. What has come and is unread stays where the peer can see it if nobody does.
     #[cold]
     pub fn refuse_by_kernel(&self, fd: i32, deadline: Instant) -> bool {
-        let sleeps = self.segment().is_some_and(|segment| segment.incoming().data_armed.0.has_sleepers());
+        let Some(segment) = self.segment() else { return false };
+        let sleeps = segment.incoming().data_armed.0.has_sleepers();
+        // What is before bells would have to be moved.
+        let moves = !waiting::is_settled(&self.socket(fd, segment)) && self.unread_bells(segment) > 0;
         let rest = if sleeps { Rest::TakenFromSleepers } else { Rest::Aside };
-        self.has_little_unread() && self.come_back(fd, Reason::ShutdownBeforeUpgrade, deadline, rest)
+        (sleeps || !moves)
+            && self.has_little_unread()
+            && self.come_back(fd, Reason::ShutdownBeforeUpgrade, deadline, rest)
     }
 
     fn come_back(&self, fd: i32, reason: Reason, deadline: Instant, rest: Rest) -> bool {

@@ -49,7 +49,7 @@ impl Connection {
         }
     }
 
-    fn unread_bells(&self, segment: &Segment) -> u64 {
+    pub(crate) fn unread_bells(&self, segment: &Segment) -> u64 {
         let rung = segment.incoming().rung.0.count.load(Ordering::Relaxed);
         rung.wrapping_sub(self.block.drained.load(Ordering::Relaxed))
     }

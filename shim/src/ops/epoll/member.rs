@@ -7,6 +7,7 @@ use rustix::event::PollFlags;
 use thallus_transport::arena::flag;
 use thallus_transport::connection::Connection;
 use thallus_transport::ready::{Glimpse, bit};
+use thallus_transport::tcp;
 
 use super::waiting::ready_in_kernel;
 use crate::table::Slot;
@@ -163,6 +164,7 @@ impl Member {
             // Memory calls it readable until it has gone back to TCP: the program might find nothing.
             let _ = connection.mend(self.io);
         }
+        connection.find_the_end(self.io);
         if self.events & ET == 0 {
             return ((tcp | connection.readiness(self.asked())) & (self.asked() | bit::ALWAYS), None);
         }
@@ -174,7 +176,8 @@ impl Member {
         now.ends = all & (bit::RDHUP | bit::ALWAYS);
         let bits = all & (self.asked() | bit::ALWAYS);
         let Some(seen) = self.seen.filter(|_| bits != 0) else { return (bits, Some(now)) };
-        let arrived = bits & !bit::WRITE != 0 && (now.is_news_after(&seen) || tcp & bit::READ != 0);
+        let is_news = now.is_news_after(&seen) || tcp & bit::READ != 0 && !self.is_old_end(tcp);
+        let arrived = bits & !bit::WRITE != 0 && is_news;
         let freed = bits & bit::WRITE != 0 && self.is_owed_room();
         (if arrived || freed || now.shut != seen.shut { bits } else { 0 }, Some(now))
     }
@@ -196,12 +199,27 @@ impl Member {
         }
     }
 
+    /// Whether the kernel has reported an end, behind which nothing is left to be read: memory may have told of it before.
+    fn is_old_end(&self, tcp: u32) -> bool {
+        // SAFETY: registered by the program, and known not to be closed.
+        let socket = unsafe { rustix::fd::BorrowedFd::borrow_raw(self.io) };
+        tcp & (bit::RDHUP | bit::HUP) != 0 && tcp::unread(socket) == Ok(0)
+    }
+
     /// Takes the events that are due, to report them in wait number `round`.
     pub(super) fn report(&mut self, tcp: u32, round: u32) -> u32 {
         let lacks = self.connection().block.lacks();
-        let (mut bits, edge) = self.look(tcp | self.room_in_kernel());
+        let tcp = tcp | self.room_in_kernel();
+        let (mut bits, mut edge) = self.look(tcp);
         if bits == 0 {
             return 0;
+        }
+        if self.connection().has_returned() {
+            // The kernel tells of bytes and the end behind them at once; here these may have been moved aside, and the end not.
+            let ended = ready_in_kernel(self.io, PollFlags::RDHUP) & (bit::RDHUP | bit::ALWAYS);
+            if ended != 0 {
+                (bits, edge) = self.look(tcp | self.connection().observe(self.io, ended));
+            }
         }
         // An edge for them the kernel tells of by itself.
         let tells_once = edge.is_some() && self.events & ONESHOT == 0;
