@@ -1,12 +1,12 @@
 //! How connections end: half-close, close, reset, exit, death.
 
-use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp, with_bytes_put_aside};
+use super::epoll_edges::{sends_over_tcp, with_bytes_put_aside};
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Errno, Family, Fd, Leave, caught, quietly};
 use crate::say;
 use crate::side::{
-    ARRIVAL, Pattern, Side, await_hangup, await_readable, await_unread, receive_exactly,
-    receive_pattern_to_end, send_pattern, while_blocked,
+    Pattern, Side, await_hangup, await_readable, await_unread, receive_exactly, receive_pattern_to_end,
+    send_pattern, while_blocked,
 };
 
 const KILLED: End = End::Signal(libc::SIGKILL);
@@ -36,35 +36,6 @@ pub(super) const ALL: &[Behaviour] = &[
     ),
     Behaviour::connected("linger_zero_resets", linger_zero, sees_a_reset_after_data),
     Behaviour::connected("linger_waits", linger_waits, end_after_data),
-    killed("killed_with_linger_zero", dies_with_linger::<0>, sees_how_it_ended),
-    killed("killed_with_linger_zero_no_more", dies_with_linger::<1>, sees_how_it_ended),
-    killed("killed_with_a_time_to_linger", dies_with_linger::<2>, sees_how_it_ended),
-    killed("killed_with_linger_zero_after_its_end", dies_with_linger::<3>, sees_how_it_died),
-    Behaviour::whole(
-        "killed_with_linger_zero_set_early",
-        dies_with_early_linger,
-        sees_it_die,
-        Tally::Upgraded(1),
-    )
-    .tally(Tally::Unknown, Tally::Upgraded(1))
-    .end(KILLED, FINE),
-    Behaviour::whole(
-        "killed_with_unread_bytes_on_tcp",
-        dies_with_bytes_on_tcp,
-        shuts_down_behind_them,
-        Tally::Upgraded(1),
-    )
-    .tally(Tally::Unknown, Tally::Upgraded(1))
-    .end(KILLED, FINE),
-    Behaviour::whole(
-        "killed_when_it_had_read_them",
-        dies_having_read,
-        shuts_down_behind_them,
-        Tally::Upgraded(1),
-    )
-    .tally(Tally::Unknown, Tally::Upgraded(1))
-    .end(KILLED, FINE),
-    Behaviour::connected("exits_with_linger_zero", exits_with_linger, sees_it_die_and_read_little),
     Behaviour::connected("exit_without_close", end_after_data, exits),
     Behaviour::connected("exit_without_atexit", end_after_data, exits_at_once)
         .tally(Tally::Upgraded(1), Tally::Unknown),
@@ -440,122 +411,6 @@ fn sees_a_reset_after_data(side: &Side, fd: Fd) {
     let _ = calls::send(fd, b"x", 0);
     say!("SIGPIPE {}", caught(libc::SIGPIPE));
     side.sync("done");
-}
-
-/// The left side is killed when all has been read, by either.
-const fn killed(name: &'static str, left: fn(&Side, Fd), right: fn(&Side, Fd)) -> Behaviour {
-    Behaviour::connected(name, left, right).tally(Tally::Unknown, Tally::Upgraded(1)).end(KILLED, FINE)
-}
-
-fn dies_with_linger<const HOW: u32>(side: &Side, fd: Fd) {
-    let time = if HOW == 2 { 5 } else { 0 };
-    calls::set_linger(fd, time).expect("SO_LINGER");
-    if HOW == 1 {
-        calls::clear_linger(fd).expect("SO_LINGER");
-    }
-    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
-    if HOW == 3 {
-        assert_eq!(calls::shutdown(fd, libc::SHUT_WR), Ok(0));
-    }
-    side.sync("sent");
-    side.sync("arrived");
-    calls::kill_self();
-}
-
-fn dies_with_early_linger(side: &Side) {
-    let fd = side.accept(side.listen());
-    calls::set_linger(fd, 0).expect("SO_LINGER");
-    side.answer_warm_up(fd);
-    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
-    side.sync("sent");
-    side.sync("arrived");
-    calls::kill_self();
-}
-
-fn sees_it_die(side: &Side) {
-    let fd = side.connect_to(side.destination());
-    side.warm_up(fd);
-    sees_how_it_ended(side, fd);
-}
-
-fn sees_how_it_ended(side: &Side, fd: Fd) {
-    calls::catch(libc::SIGPIPE, true);
-    side.sync("sent");
-    await_unread(fd, 6);
-    side.sync("arrived");
-    tells_of_the_end(fd);
-}
-
-/// Its stream had ended before.
-fn sees_how_it_died(side: &Side, fd: Fd) {
-    calls::catch(libc::SIGPIPE, true);
-    side.sync("sent");
-    await_unread(fd, 6);
-    side.sync("arrived");
-    await_hangup(fd);
-    tells_of_the_end(fd);
-}
-
-fn tells_of_the_end(fd: Fd) {
-    let ready = quietly(|| calls::poll(&[(fd, libc::POLLRDHUP)], ARRIVAL)).expect("poll");
-    assert_ne!(ready, [0], "it did not come");
-    let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0);
-    let _ = calls::poll(&[(fd, 0)], 0);
-    let _ = calls::recv(fd, 4, 0);
-    let _ = calls::pending_error(fd);
-    for _ in 0..3 {
-        let _ = calls::recv(fd, 100, 0);
-    }
-    let _ = calls::shutdown(fd, libc::SHUT_WR);
-    say!("SIGPIPE {}", caught(libc::SIGPIPE));
-}
-
-/// What it has not read came over TCP, and the ring is empty.
-fn dies_with_bytes_on_tcp(side: &Side) {
-    let (_, fd) = with_bytes_on_tcp(side, peeks);
-    side.sync("look now");
-    side.sync("shut");
-    let _ = calls::unread(fd);
-    calls::kill_self();
-}
-
-fn dies_having_read(side: &Side) {
-    let (_, fd) = with_bytes_on_tcp(side, peeks);
-    side.sync("look now");
-    side.sync("shut");
-    assert_eq!(receive_exactly(fd, 4), b"more");
-    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
-    calls::kill_self();
-}
-
-fn peeks(fd: Fd) {
-    assert_eq!(calls::recv(fd, 4, libc::MSG_PEEK), Ok(b"more".to_vec()));
-}
-
-fn shuts_down_behind_them(side: &Side) {
-    let fd = sends_over_tcp(side);
-    side.sync("look now");
-    look_in_vain(fd);
-    assert_eq!(calls::shutdown(fd, libc::SHUT_WR), Ok(0));
-    side.sync("shut");
-    calls::catch(libc::SIGPIPE, true);
-    await_hangup(fd);
-    tells_of_the_end(fd);
-}
-
-fn exits_with_linger(side: &Side, fd: Fd) {
-    calls::set_linger(fd, 0).expect("SO_LINGER");
-    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
-    side.sync("sent");
-    side.sync("arrived");
-}
-
-fn sees_it_die_and_read_little(side: &Side, fd: Fd) {
-    side.sync("sent");
-    await_unread(fd, 6);
-    assert_eq!(calls::recv(fd, 3, 0), Ok(b"bef".to_vec()));
-    side.sync("arrived");
-    tells_of_the_end(fd);
 }
 
 fn linger_waits(side: &Side, fd: Fd) {

@@ -28,6 +28,7 @@ mod options;
 mod peers;
 mod polling;
 mod processes;
+mod resets;
 mod returning;
 mod scarce;
 mod short_before;
@@ -37,6 +38,7 @@ mod switching;
 mod threads;
 mod timeouts;
 mod unaffected;
+mod unix_credentials;
 mod unix_messages;
 mod unix_names;
 mod unix_rights;
@@ -256,11 +258,13 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("dying", dying::ALL),
     ("handing_on", handing_on::ALL),
     ("inside_libc", inside_libc::ALL),
+    ("resets", resets::ALL),
     ("returning", returning::ALL),
     ("lending", lending::ALL),
     ("unix_streams", unix_streams::ALL),
     ("unix_shutdown", unix_shutdown::ALL),
     ("unix_messages", unix_messages::ALL),
+    ("unix_credentials", unix_credentials::ALL),
     ("unix_names", unix_names::ALL),
     ("unix_rights", unix_rights::ALL),
 ];

@@ -1,4 +1,4 @@
-//! Descriptors and credentials that come with the bytes of an `AF_UNIX` stream (`SCM_RIGHTS`, `SCM_CREDENTIALS`).
+//! Descriptors that come with the bytes of an `AF_UNIX` stream (`SCM_RIGHTS`).
 //!
 //! Only the kernel can carry them, so a connection that has left it has to go back first. Each descriptor is the writing end of a
 //! pipe, and comes with its own bytes of the stream: with a read that ends before them it does not come (a peek is another matter),
@@ -6,7 +6,7 @@
 
 use std::os::raw::c_int;
 
-use libc::{MSG_CMSG_CLOEXEC, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, SO_PASSCRED, SOL_SOCKET};
+use libc::{MSG_CMSG_CLOEXEC, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK};
 
 use super::peers::{answer_echoes, request_echoes, send_all};
 use super::unix_streams::look;
@@ -50,32 +50,26 @@ pub(super) const ALL: &[Behaviour] = &[
     late("that_is_none", gives_what_is_none, takes_what_follows),
     late("after_the_end", gives_after_the_end, ends),
     late("then_closed", gives_and_closes, takes_after_the_close),
-    late("credentials_nobody_asked_for", says_who_it_is, takes_what_follows),
-    late("credentials_asked_for_late", is_known_late, asks_late),
-    late("credentials_asked_for_with_unread_bytes", is_known_with_unread, asks_with_unread),
-    whole("credentials_asked_for_early", is_asked_early, asks_early),
-    whole("credentials_asked_for_before_listening", asks_before_listening, is_asked_early_of_listener),
-    whole("credentials_asked_for_before_connecting", answers_who_asked_before, asks_before_connecting),
 ];
 
 /// The connection has carried messages both ways when they come.
-const fn late(name: &'static str, left: fn(&Side, Fd), right: fn(&Side, Fd)) -> Behaviour {
+pub(super) const fn late(name: &'static str, left: fn(&Side, Fd), right: fn(&Side, Fd)) -> Behaviour {
     Behaviour::connected(name, left, right).unix_only().alone(&["control-data"])
 }
 
 /// Whether such a connection leaves the kernel's socket is the library's business.
-const fn whole(name: &'static str, left: fn(&Side), right: fn(&Side)) -> Behaviour {
+pub(super) const fn whole(name: &'static str, left: fn(&Side), right: fn(&Side)) -> Behaviour {
     Behaviour::whole(name, left, right, Tally::Total(1)).unix_only().alone(&["control-data"])
 }
 
 /// A pipe whose writing end is given away.
-struct Gift {
+pub(super) struct Gift {
     reading: Fd,
-    writing: Fd,
+    pub(super) writing: Fd,
 }
 
 impl Gift {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let (reading, writing) = quietly(calls::pipe).expect("pipe");
         Self { reading, writing }
     }
@@ -87,7 +81,7 @@ impl Gift {
     }
 
     /// Reads what everybody who has a writing end writes, until none is left.
-    fn read(self) {
+    pub(super) fn read(self) {
         quietly(|| calls::close(self.writing)).expect("close");
         let mut data = Vec::new();
         loop {
@@ -103,7 +97,7 @@ impl Gift {
 }
 
 /// Writes through each descriptor of a message, and closes it.
-fn open(letter: &Letter) {
+pub(super) fn open(letter: &Letter) {
     for &fd in &letter.fds {
         let _ = calls::write(fd, b"through the pipe");
         quietly(|| calls::close(fd)).expect("close");
@@ -111,7 +105,7 @@ fn open(letter: &Letter) {
 }
 
 /// Room for a sender's name, and for control data.
-const ROOM: [usize; 2] = [110, 200];
+pub(super) const ROOM: [usize; 2] = [110, 200];
 
 fn take(fd: Fd, len: usize, flags: c_int) -> Letter {
     let letter = calls::recvmsg_with(fd, &[len], ROOM, flags).expect("recvmsg");
@@ -120,14 +114,14 @@ fn take(fd: Fd, len: usize, flags: c_int) -> Letter {
 }
 
 /// As long as they talk on, both stay where they are; nothing is left open.
-fn asks_on(side: &Side, fd: Fd) {
+pub(super) fn asks_on(side: &Side, fd: Fd) {
     side.sync("taken");
     request_echoes(fd, 30, 2000);
     side.sync("done");
     calls::open_descriptors(100);
 }
 
-fn answers_on(side: &Side, fd: Fd) {
+pub(super) fn answers_on(side: &Side, fd: Fd) {
     side.sync("taken");
     answer_echoes(fd, 30, 2000);
     side.sync("done");
@@ -271,7 +265,7 @@ fn takes_by_read(side: &Side, fd: Fd) {
     answers_on(side, fd);
 }
 
-const WORDS: [&[u8]; 5] = [b"one", b"two", b"three", b"four", b"five"];
+pub(super) const WORDS: [&[u8]; 5] = [b"one", b"two", b"three", b"four", b"five"];
 
 fn gives_five(side: &Side, fd: Fd) {
     let gifts: [_; 5] = std::array::from_fn(|_| Gift::new());
@@ -596,7 +590,7 @@ fn gives_with_nothing(side: &Side, fd: Fd) {
     asks_on(side, fd);
 }
 
-fn takes_what_follows(side: &Side, fd: Fd) {
+pub(super) fn takes_what_follows(side: &Side, fd: Fd) {
     side.sync("sent");
     take(fd, 100, 0);
     answers_on(side, fd);
@@ -669,155 +663,4 @@ fn takes_after_the_close(side: &Side, fd: Fd) {
     take(fd, 100, 0);
     assert_eq!(calls::recvmsg_with(fd, &[10], ROOM, 0).map(|letter| letter.data), Ok(vec![]));
     calls::open_descriptors(100);
-}
-
-const CREDENTIALS: Beside<'_> = Beside { fds: &[], credentials: true, address: false };
-
-fn says_who_it_is(side: &Side, fd: Fd) {
-    assert_eq!(calls::sendmsg_with(fd, &[b"it is me"], CREDENTIALS, 0), Ok(8));
-    side.sync("sent");
-    asks_on(side, fd);
-}
-
-/// Whether it names the other side, which has told its number.
-fn check_sender(letter: &Letter, process: u64) {
-    let named = letter.credentials.map(|credentials| u64::from(credentials.process));
-    say!("it names the other side: {:?}", named.map(|named| named == process));
-}
-
-fn is_known_late(side: &Side, fd: Fd) {
-    side.tell(u64::from(std::process::id()));
-    side.sync("asked");
-    assert_eq!(calls::send(fd, b"one", 0), Ok(3));
-    assert_eq!(calls::sendmsg_with(fd, &[b"two"], CREDENTIALS, 0), Ok(3));
-    let gift = Gift::new();
-    let beside = Beside { fds: &[gift.writing], ..CREDENTIALS };
-    assert_eq!(calls::sendmsg_with(fd, &[b"three"], beside, 0), Ok(5));
-    side.sync("sent");
-    gift.read();
-    asks_on(side, fd);
-}
-
-fn asks_late(side: &Side, fd: Fd) {
-    let other = side.told();
-    calls::set_option(fd, SOL_SOCKET, SO_PASSCRED, 1).expect("SO_PASSCRED");
-    let _ = calls::option(fd, SOL_SOCKET, SO_PASSCRED);
-    side.sync("asked");
-    side.sync("sent");
-    for len in [2, 100, 100, 100] {
-        if let Ok(letter) = calls::recvmsg_with(fd, &[len], ROOM, MSG_DONTWAIT) {
-            check_sender(&letter, other);
-            open(&letter);
-        }
-    }
-    answers_on(side, fd);
-}
-
-fn is_known_with_unread(side: &Side, fd: Fd) {
-    side.tell(u64::from(std::process::id()));
-    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
-    side.sync("unread");
-    side.sync("asked");
-    assert_eq!(calls::send(fd, b"one", 0), Ok(3));
-    assert_eq!(calls::send(fd, b"two", 0), Ok(3));
-    side.sync("sent");
-    asks_on(side, fd);
-}
-
-fn asks_with_unread(side: &Side, fd: Fd) {
-    let other = side.told();
-    side.sync("unread");
-    calls::set_option(fd, SOL_SOCKET, SO_PASSCRED, 1).expect("SO_PASSCRED");
-    side.sync("asked");
-    side.sync("sent");
-    for len in [2, 100, 100] {
-        if let Ok(letter) = calls::recvmsg_with(fd, &[len], ROOM, MSG_DONTWAIT) {
-            check_sender(&letter, other);
-        }
-    }
-    answers_on(side, fd);
-}
-
-fn asks_early(side: &Side) {
-    let fd = side.connect();
-    calls::set_option(fd, SOL_SOCKET, SO_PASSCRED, 1).expect("SO_PASSCRED");
-    reads_who_sends(side, fd);
-}
-
-fn is_asked_early(side: &Side) {
-    let listener = side.listen();
-    let fd = side.accept(listener);
-    tells_who_sends(side, fd);
-}
-
-/// The first words come from who knows nothing of it yet, maybe; all that follow say who sends.
-fn tells_who_sends(side: &Side, fd: Fd) {
-    side.tell(u64::from(std::process::id()));
-    side.sync("asked");
-    for words in WORDS {
-        assert_eq!(calls::send(fd, words, 0), Ok(words.len()));
-    }
-    side.sync("sent");
-    side.answer_warm_up(fd);
-    answers_on(side, fd);
-}
-
-fn reads_who_sends(side: &Side, fd: Fd) {
-    let other = side.told();
-    side.sync("asked");
-    side.sync("sent");
-    for len in [2, 100, 100] {
-        if let Ok(letter) = calls::recvmsg_with(fd, &[len], ROOM, MSG_DONTWAIT) {
-            check_sender(&letter, other);
-        }
-    }
-    side.warm_up(fd);
-    asks_on(side, fd);
-}
-
-fn asks_before_listening(side: &Side) {
-    let listener = quietly(|| calls::stream_socket(side.family, 0)).expect("socket");
-    calls::set_option(listener, SOL_SOCKET, SO_PASSCRED, 1).expect("SO_PASSCRED");
-    quietly(|| calls::bind(listener, side.family.own(0))).expect("bind");
-    calls::listen(listener, 8).expect("listen");
-    side.tell(u64::from(crate::side::listening_port(listener)));
-    let fd = side.accept(listener);
-    let _ = calls::option(fd, SOL_SOCKET, SO_PASSCRED);
-    let other = side.told();
-    side.sync("sent");
-    for len in [2, 100, 100] {
-        if let Ok(letter) = calls::recvmsg_with(fd, &[len], ROOM, MSG_DONTWAIT) {
-            check_sender(&letter, other);
-        }
-    }
-    side.sync("read");
-    side.answer_warm_up(fd);
-    answers_on(side, fd);
-}
-
-fn is_asked_early_of_listener(side: &Side) {
-    let fd = side.connect();
-    side.tell(u64::from(std::process::id()));
-    for words in WORDS {
-        assert_eq!(calls::send(fd, words, 0), Ok(words.len()));
-    }
-    side.sync("sent");
-    side.sync("read");
-    side.warm_up(fd);
-    asks_on(side, fd);
-}
-
-fn answers_who_asked_before(side: &Side) {
-    let listener = side.listen();
-    let fd = side.accept(listener);
-    let _ = calls::option(fd, SOL_SOCKET, SO_PASSCRED);
-    tells_who_sends(side, fd);
-}
-
-fn asks_before_connecting(side: &Side) {
-    let destination = side.destination();
-    let fd = calls::stream_socket(side.family, 0).expect("socket");
-    calls::set_option(fd, SOL_SOCKET, SO_PASSCRED, 1).expect("SO_PASSCRED");
-    calls::connect(fd, destination).expect("connect");
-    reads_who_sends(side, fd);
 }

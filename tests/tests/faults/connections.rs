@@ -9,13 +9,27 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use thallus_tests::harness::{Scene, Service, free_port, program, turn};
 
-use super::kills::{ends, soon};
+use super::kills::{ends, holds, soon};
 
 /// After so many, all that is made once is there.
 const FIRST: u64 = 2000;
 
 /// How much memory the others may add, in KiB, however many they are: allocators take some at random.
 const SOME: u64 = 512;
+
+/// The same of what the library knows of connections: 128 that children left behind may wait to be found.
+const LITTLE: u64 = 64;
+
+/// Why connections may stay on the kernel's socket: they are short, shared or shut down before they could leave it, or one side is
+/// done with them while the other looks for it.
+const STAYS: [&str; 6] = [
+    "short",
+    "no-answer",
+    "peer-without-thallus",
+    "shared-before-upgrade",
+    "shutdown-before-upgrade",
+    "unsupported-call",
+];
 
 /// How long a thousand may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,18 +41,24 @@ struct Holds {
     mappings: usize,
     /// In KiB.
     resident: u64,
+    /// What of that is about connections (`thallus-arena`).
+    arena: u64,
 }
 
 impl Holds {
     fn new(pid: u32) -> Result<Self> {
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-        let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-        let resident = memory.lines().find_map(|line| line.strip_prefix("Rss:")?.trim().strip_suffix(" kB"));
-        Ok(Self {
-            descriptors: fs::read_dir(format!("/proc/{pid}/fd"))?.count(),
-            mappings: maps.lines().filter(|line| line.contains("thallus")).count(),
-            resident: resident.context("Rss")?.trim().parse()?,
-        })
+        let (descriptors, mappings) = holds(pid);
+        let (mut resident, mut arena, mut is_arena) = (0, 0, false);
+        for line in fs::read_to_string(format!("/proc/{pid}/smaps"))?.lines() {
+            if let Some(rest) = line.strip_prefix("Rss:") {
+                let kib: u64 = rest.trim().strip_suffix(" kB").context("Rss")?.parse()?;
+                resident += kib;
+                arena += if is_arena { kib } else { 0 };
+            } else if line.split_once(' ').is_some_and(|(range, _)| range.contains('-')) {
+                is_arena = line.contains("thallus-arena");
+            }
+        }
+        Ok(Self { descriptors, mappings, resident, arena })
     }
 
     /// When the server, too, has done with its last connections.
@@ -58,6 +78,7 @@ impl Holds {
         self.descriptors > other.descriptors
             || self.mappings > other.mappings
             || self.resident > other.resident + SOME
+            || self.arena > other.arena + LITTLE
     }
 }
 
@@ -76,7 +97,7 @@ fn await_line(client: &mut Service, line: &str, count: u64) -> Result<()> {
 fn leave_nothing(address: &str) -> Result<()> {
     let _turn = turn();
     let given = std::env::var("CONNECTIONS").ok();
-    let rest = given.map_or(Ok(1000), |text| text.parse()).context("CONNECTIONS")?;
+    let rest = given.map_or(Ok(3000), |text| text.parse()).context("CONNECTIONS")?;
     let scene = Scene::new()?;
     fs::write(scene.path("connections.py"), include_str!("connections.py"))?;
     let start = |role: &str, counts: &[u64]| -> Result<Service> {
@@ -111,6 +132,10 @@ fn leave_nothing(address: &str) -> Result<()> {
         let stats = scene.stats(side)?;
         // Two kinds in twelve are too short.
         ensure!(stats.over_shared_memory() >= (FIRST + rest) / 2, "{side}: {stats:?}");
+        ensure!(stats.returned_to_tcp >= (FIRST + rest) / 24, "{side}: {stats:?}");
+        let stays = stats.not_upgraded.keys().map(String::as_str);
+        let strange: Vec<_> = stays.filter(|reason| !STAYS.contains(reason)).collect();
+        ensure!(strange.is_empty(), "{side}: {strange:?} in {stats:?}");
     }
     Ok(())
 }

@@ -119,7 +119,7 @@ pub(super) fn ends(mut service: Service, what: &str) -> Result<String> {
 }
 
 /// Descriptors and mappings of a process, of which it must not get more with every peer that is killed.
-fn holds(pid: u32) -> (usize, usize) {
+pub(super) fn holds(pid: u32) -> (usize, usize) {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     (descriptors, maps.lines().filter(|line| line.contains("thallus")).count())

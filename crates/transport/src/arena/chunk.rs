@@ -196,7 +196,8 @@ impl Chunk {
                 continue;
             }
             let suspect = (index, word);
-            if before.contains(&suspect) && self.end(block, index, word) {
+            // Sorted, for places are looked at in their order.
+            if before.binary_search(&suspect).is_ok() && self.end(block, index, word) {
                 count += 1;
             } else {
                 suspects.push(suspect);

@@ -1,0 +1,145 @@
+//! Whether a process that dies resets the connection: if it has not read all that was sent to it, or has asked for that by `SO_LINGER` of
+//! zero time. Else its stream ends in order, whatever bells it has not read.
+
+use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp};
+use super::{Behaviour, Tally};
+use crate::calls::{self, End, Fd, caught, quietly};
+use crate::say;
+use crate::side::{ARRIVAL, Side, await_hangup, await_unread, receive_exactly};
+
+pub(super) const ALL: &[Behaviour] = &[
+    killed("killed_with_linger_zero", dies_with_linger::<0>, sees_how_it_ended),
+    killed("killed_with_linger_zero_no_more", dies_with_linger::<1>, sees_how_it_ended),
+    killed("killed_with_a_time_to_linger", dies_with_linger::<2>, sees_how_it_ended),
+    killed("killed_with_linger_zero_after_its_end", dies_with_linger::<3>, sees_how_it_died),
+    killed_server("killed_with_linger_zero_set_early", dies_with_early_linger, sees_it_die),
+    killed_server("killed_with_unread_bytes_on_tcp", dies_with_bytes_on_tcp, shuts_down_behind_them),
+    killed_server("killed_when_it_had_read_them", dies_having_read, shuts_down_behind_them),
+    Behaviour::connected("exits_with_linger_zero", exits_with_linger, sees_it_die_and_read_little),
+];
+
+/// The left side is killed.
+const fn killed(name: &'static str, left: fn(&Side, Fd), right: fn(&Side, Fd)) -> Behaviour {
+    Behaviour::connected(name, left, right)
+        .tally(Tally::Unknown, Tally::Upgraded(1))
+        .end(End::Signal(libc::SIGKILL), End::Exit(0))
+}
+
+/// The same, of a server that has accepted the connection itself.
+const fn killed_server(name: &'static str, left: fn(&Side), right: fn(&Side)) -> Behaviour {
+    Behaviour::whole(name, left, right, Tally::Upgraded(1))
+        .tally(Tally::Unknown, Tally::Upgraded(1))
+        .end(End::Signal(libc::SIGKILL), End::Exit(0))
+}
+
+fn dies_with_linger<const HOW: u32>(side: &Side, fd: Fd) {
+    let time = if HOW == 2 { 5 } else { 0 };
+    calls::set_linger(fd, time).expect("SO_LINGER");
+    if HOW == 1 {
+        calls::clear_linger(fd).expect("SO_LINGER");
+    }
+    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
+    if HOW == 3 {
+        assert_eq!(calls::shutdown(fd, libc::SHUT_WR), Ok(0));
+    }
+    side.sync("sent");
+    side.sync("arrived");
+    calls::kill_self();
+}
+
+fn dies_with_early_linger(side: &Side) {
+    let fd = side.accept(side.listen());
+    calls::set_linger(fd, 0).expect("SO_LINGER");
+    side.answer_warm_up(fd);
+    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
+    side.sync("sent");
+    side.sync("arrived");
+    calls::kill_self();
+}
+
+fn sees_it_die(side: &Side) {
+    let fd = side.connect_to(side.destination());
+    side.warm_up(fd);
+    sees_how_it_ended(side, fd);
+}
+
+fn sees_how_it_ended(side: &Side, fd: Fd) {
+    waits_for_its_death(side, fd);
+    tells_of_the_end(fd);
+}
+
+/// Its stream had ended before.
+fn sees_how_it_died(side: &Side, fd: Fd) {
+    waits_for_its_death(side, fd);
+    await_hangup(fd);
+    tells_of_the_end(fd);
+}
+
+fn waits_for_its_death(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    side.sync("sent");
+    await_unread(fd, 6);
+    side.sync("arrived");
+}
+
+fn tells_of_the_end(fd: Fd) {
+    let ready = quietly(|| calls::poll(&[(fd, libc::POLLRDHUP)], ARRIVAL)).expect("poll");
+    assert_ne!(ready, [0], "it did not come");
+    let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0);
+    let _ = calls::poll(&[(fd, 0)], 0);
+    let _ = calls::recv(fd, 4, 0);
+    let _ = calls::pending_error(fd);
+    for _ in 0..3 {
+        let _ = calls::recv(fd, 100, 0);
+    }
+    let _ = calls::shutdown(fd, libc::SHUT_WR);
+    say!("SIGPIPE {}", caught(libc::SIGPIPE));
+}
+
+/// What it has not read came over TCP, and the ring is empty.
+fn dies_with_bytes_on_tcp(side: &Side) {
+    let (_, fd) = with_bytes_on_tcp(side, peeks);
+    side.sync("look now");
+    side.sync("shut");
+    let _ = calls::unread(fd);
+    calls::kill_self();
+}
+
+fn dies_having_read(side: &Side) {
+    let (_, fd) = with_bytes_on_tcp(side, peeks);
+    side.sync("look now");
+    side.sync("shut");
+    assert_eq!(receive_exactly(fd, 4), b"more");
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+    calls::kill_self();
+}
+
+fn peeks(fd: Fd) {
+    assert_eq!(calls::recv(fd, 4, libc::MSG_PEEK), Ok(b"more".to_vec()));
+}
+
+fn shuts_down_behind_them(side: &Side) {
+    let fd = sends_over_tcp(side);
+    side.sync("look now");
+    look_in_vain(fd);
+    assert_eq!(calls::shutdown(fd, libc::SHUT_WR), Ok(0));
+    side.sync("shut");
+    calls::catch(libc::SIGPIPE, true);
+    await_hangup(fd);
+    tells_of_the_end(fd);
+}
+
+fn exits_with_linger(side: &Side, fd: Fd) {
+    calls::set_linger(fd, 0).expect("SO_LINGER");
+    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
+    side.sync("sent");
+    side.sync("arrived");
+}
+
+fn sees_it_die_and_read_little(side: &Side, fd: Fd) {
+    side.sync("sent");
+    await_unread(fd, 6);
+    assert_eq!(calls::recv(fd, 3, 0), Ok(b"bef".to_vec()));
+    side.sync("arrived");
+    tells_of_the_end(fd);
+}
