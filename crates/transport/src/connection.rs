@@ -3,7 +3,7 @@
 //! How it leaves TCP is the business of [`crate::search`], the bytes of [`crate::stream`], sleeping of [`crate::wait`].
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -19,9 +19,9 @@ use crate::search::{Bargain, Waits};
 use crate::segment::{Greeting, Nonce, Segment};
 use crate::settings::settings;
 use crate::spin::Patience;
-use crate::tcp;
 use crate::uninterrupted::Uninterrupted;
 use crate::verbs::link::Link;
+use crate::{tcp, waiting};
 
 /// A connection in this process. Forks have a copy each, and share the [`Block`] and the [`Segment`].
 pub struct Connection {
@@ -223,12 +223,7 @@ impl Connection {
 
     pub(crate) fn enter(&self, fd: BorrowedFd<'_>, segment: Segment) {
         use rustix::net::sockopt;
-        segment
-            .outgoing()
-            .rare
-            .0
-            .taken
-            .store(self.block.tcp_received.load(Ordering::Relaxed), Ordering::Release);
+        waiting::note_taken(&self.socket(fd.as_raw_fd(), &segment));
         if self.is_unix() {
             self.segment.store(Box::into_raw(Box::new(segment)), Ordering::Release);
             return;
@@ -421,7 +416,6 @@ impl Connection {
 
     /// Internal file descriptors that belong to this connection.
     pub fn internal_fds(&self) -> [Option<i32>; 4] {
-        use std::os::fd::AsRawFd;
         let bargain = self.bargain.try_lock().map_or([None; 2], |bargain| {
             [&bargain.offer, &bargain.arrived].map(|fd| fd.as_ref().map(|fd| fd.as_fd().as_raw_fd()))
         });
@@ -436,7 +430,6 @@ impl Connection {
 
     /// What a waiting call has to watch beside the socket: it becomes readable when the connection goes back to TCP.
     pub fn wake_fd(&self) -> Option<i32> {
-        use std::os::fd::AsRawFd;
         self.segment().and_then(Segment::link).map(|link| link.wake().as_raw_fd())
     }
 
