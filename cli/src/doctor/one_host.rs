@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 
 use serde::Serialize;
 use thallus_transport::reason::Reason;
-use thallus_transport::rendezvous::{self, Counted, Ends, Failure};
+use thallus_transport::rendezvous::{self, Ends, Failure};
 use thallus_transport::segment::Segment;
 use thallus_transport::settings::settings;
 use thallus_transport::tcp;
@@ -198,8 +198,8 @@ fn upgrade(connection: &Connection) -> Result<(), Refusal> {
         Failure::NotYet => by_reason(Reason::NoAnswer),
     };
     let offer = rendezvous::offer(ends, place).map_err(by_reason)?;
-    let ours = rendezvous::answer(ends, Counted::default, place).map_err(because)?;
-    let (theirs, _) = rendezvous::collect(offer.as_fd(), &mut None, ends, place).map_err(because)?;
+    let ours = rendezvous::answer(ends, |_| {}, place).map_err(because)?;
+    let theirs = rendezvous::collect(offer.as_fd(), &mut None, ends, place).map_err(because)?;
     if theirs.set_ready() && ours.is_ready() { Ok(()) } else { Err(by_reason(Reason::BadOffer)) }
 }
 

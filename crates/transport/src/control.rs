@@ -94,6 +94,11 @@ pub struct Rare {
     pub end: AtomicU32,
     /// Count of application bytes that the producer's side has taken from TCP: should it die, the peer knows whether it had read them.
     pub taken: AtomicU64,
+    /// Of `AF_UNIX`, until the client says that it is ready: count of application bytes that the producer's side has sent over the
+    /// kernel's socket. This and [`Self::taken`] are true while both [`Self::counting`] are even.
+    pub sent: AtomicU64,
+    /// Calls that have begun and ended in which the producer's side sends over the kernel's socket, and receives.
+    pub counting: [AtomicU32; 2],
 }
 
 /// How a stream ended; bits of [`Rare::end`].
@@ -184,6 +189,8 @@ impl Control {
                 window_start: std::array::from_fn(zero),
                 end: AtomicU32::new(0),
                 taken: AtomicU64::new(0),
+                sent: AtomicU64::new(0),
+                counting: [const { AtomicU32::new(0) }; 2],
             }),
             rung: Line(Rung {
                 count: AtomicU64::new(0),

@@ -12,6 +12,7 @@ pub mod configuration;
 #[cfg(not(loom))]
 pub mod connection;
 pub mod control;
+mod count;
 #[cfg(not(loom))]
 pub mod environment;
 #[cfg(not(loom))]

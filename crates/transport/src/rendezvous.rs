@@ -19,8 +19,7 @@
 //! (unix(7), `SO_PEERCRED`) with the owner of the other socket of the connection (sock_diag(7)).
 //!
 //! Of a TCP connection the kernel counts the bytes, so each side knows by itself whether some went another way than by its hooks. Of
-//! an `AF_UNIX` one it does not: the server's answer says what it has counted, and the client compares that with what it counts itself,
-//! and with what it had counted when it last found nobody ([`Counted`]).
+//! an `AF_UNIX` one it does not: the server keeps its counts in the segment, and the client compares them with its own (`crate::count`).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -42,8 +41,6 @@ use crate::{tcp, unix};
 
 const MESSAGE_MAGIC: [u8; 8] = *b"THALLUSo";
 const MESSAGE_BYTES: usize = 24;
-/// Of an `AF_UNIX` connection [`Counted`] follows.
-const LONGEST_MESSAGE: usize = MESSAGE_BYTES + 16;
 
 /// The two ends of a connection, as both of them know them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,13 +67,6 @@ impl Ends {
             Self::Internet { client, server } => format!("thallus/1/{client}-{server}"),
             Self::Unix { client, .. } => format!("thallus/1/unix/{client}"),
         })
-    }
-
-    fn message_bytes(self) -> usize {
-        match self {
-            Self::Internet { .. } => MESSAGE_BYTES,
-            Self::Unix { .. } => LONGEST_MESSAGE,
-        }
     }
 
     /// The user who owns the client's socket, or the server's.
@@ -126,23 +116,6 @@ impl Service {
             Self::Port(port) => format!("thallus/1/port/{port}"),
             Self::Unix(path) => format!("thallus/1/path/{}", path.digest()),
         })
-    }
-}
-
-/// Bytes of a connection that one side has counted when they met.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
-    /// Sent.
-    pub sent: u64,
-    /// Received, those that wait to be read among them.
-    pub received: u64,
-}
-
-impl Counted {
-    /// Whether the peer, who counts `before` and `after` this, may have moved the same bytes.
-    pub(crate) fn is_between(self, before: Self, after: Self) -> bool {
-        (before.received..=after.received).contains(&self.sent)
-            && (before.sent..=after.sent).contains(&self.received)
     }
 }
 
@@ -212,8 +185,8 @@ pub fn offer(ends: Ends, place: Place) -> Result<Descriptor, Reason> {
     })
 }
 
-/// Server: looks for the client's offer and answers it with a new segment, and with what this side has `counted` once it has found one.
-pub fn answer(ends: Ends, counted: impl FnOnce() -> Counted, place: Place) -> Result<Segment, Failure> {
+/// Server: looks for the client's offer and answers it with a new segment, which is first shown to `enter`.
+pub fn answer(ends: Ends, enter: impl FnOnce(&Segment), place: Place) -> Result<Segment, Failure> {
     let socket = Descriptor::from(socket(SocketType::SEQPACKET, place).map_err(out_of)?);
     match connect(&socket, &ends.name()) {
         Ok(()) => {}
@@ -225,34 +198,31 @@ pub fn answer(ends: Ends, counted: impl FnOnce() -> Counted, place: Place) -> Re
     let mut nonce: Nonce = [0; 16];
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(out_of)?;
     let (segment, memory) = Segment::create(nonce).map_err(out_of)?;
-    let mut message = [0; LONGEST_MESSAGE];
+    enter(&segment);
+    let mut message = [0; MESSAGE_BYTES];
     message[..8].copy_from_slice(&MESSAGE_MAGIC);
-    message[8..24].copy_from_slice(&nonce);
-    let counted = counted();
-    message[24..32].copy_from_slice(&counted.sent.to_le_bytes());
-    message[32..].copy_from_slice(&counted.received.to_le_bytes());
+    message[8..].copy_from_slice(&nonce);
     let fds = [memory.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
-    let message = &message[..ends.message_bytes()];
-    sendmsg(&socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL).map_err(out_of)?;
+    sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).map_err(out_of)?;
     Ok(segment.met(uid))
 }
 
-/// Client: takes the segment, and what the server has counted, if it has answered. A server that has connected but not sent
+/// Client: takes the segment, if the server has answered. A server that has connected but not sent
 /// yet waits in `arrived` for the next attempt.
 pub fn collect(
     offer: BorrowedFd<'_>,
     arrived: &mut Option<Descriptor>,
     ends: Ends,
     place: Place,
-) -> Result<(Segment, Counted), Failure> {
+) -> Result<Segment, Failure> {
     let socket = match arrived.take() {
         Some(socket) => socket,
         None => admit(offer, ends, place)?,
     };
-    let mut message = [0; LONGEST_MESSAGE];
+    let mut message = [0; MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received =
@@ -277,18 +247,16 @@ pub fn collect(
         })
         // The kernel cuts off a descriptor for which the process has no number left.
         .ok_or(Failure::Stay(if cut { Reason::NoFds } else { Reason::BadOffer }))?;
-    if received != ends.message_bytes() || message[..8] != MESSAGE_MAGIC {
+    if received != MESSAGE_BYTES || message[..8] != MESSAGE_MAGIC {
         return Err(Failure::Stay(Reason::BadOffer));
     }
     let mut nonce: Nonce = [0; 16];
-    nonce.copy_from_slice(&message[8..24]);
-    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| message[at + byte]));
-    let counted = Counted { sent: number(24), received: number(32) };
+    nonce.copy_from_slice(&message[8..]);
     let segment = Segment::accept(&memory, nonce).map_err(|error| match error {
         crate::segment::OfferError::Map(errno) => out_of(errno),
         _ => Failure::Stay(Reason::BadOffer),
     })?;
-    Ok((segment.met(uid_of_peer(socket.as_fd())?), counted))
+    Ok(segment.met(uid_of_peer(socket.as_fd())?))
 }
 
 /// Accepts whoever answers the offer, if it is the server. A stranger's connection is dropped and the offer
@@ -332,8 +300,6 @@ mod tests {
         Ok(fd)
     }
 
-    const NONE: Counted = Counted { sent: 0, received: 0 };
-
     fn connection() -> (TcpStream, TcpStream, Ends) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -360,16 +326,16 @@ mod tests {
     fn an_offer_that_is_answered_gives_both_sides_the_same_memory() {
         let (_c, _s, internet) = connection();
         let (_client, _server, unix) = unix_connection();
-        let counted = Counted { sent: 1, received: u64::MAX };
-        for (ends, expected) in [(internet, NONE), (unix, counted)] {
+        for ends in [internet, unix] {
             let offer = offer(ends, place).unwrap();
-            let answered = answer(ends, || counted, place).unwrap();
+            let enter = |segment: &Segment| segment.outgoing().rare.0.taken.store(7, Ordering::Relaxed);
+            let answered = answer(ends, enter, place).unwrap();
             let ends = match ends {
                 Ends::Unix { client, .. } => Ends::Unix { client, server: None },
                 internet => internet,
             };
-            let (collected, told) = collect(offer.as_fd(), &mut None, ends, place).unwrap();
-            assert_eq!(told, expected);
+            let collected = collect(offer.as_fd(), &mut None, ends, place).unwrap();
+            assert_eq!(collected.incoming().rare.0.taken.load(Ordering::Relaxed), 7);
             assert!(collected.set_ready());
             assert!(answered.is_ready());
         }
@@ -381,25 +347,13 @@ mod tests {
         let Ends::Unix { client, .. } = ends else { unreachable!() };
         let elsewhere = Ends::Unix { client, server: Some(client) };
         let _offer = offer(elsewhere, place).unwrap();
-        assert_eq!(answer(elsewhere, || NONE, place).unwrap_err(), Failure::Stay(Reason::NotOwner));
-    }
-
-    #[test]
-    fn bytes_that_one_side_has_not_seen_are_found() {
-        let counted = |sent, received| Counted { sent, received };
-        let (before, after) = (counted(10, 20), counted(12, 25));
-        for server in [counted(20, 10), counted(25, 12), counted(22, 11)] {
-            assert!(server.is_between(before, after), "{server:?}");
-        }
-        for server in [counted(19, 10), counted(26, 12), counted(22, 9), counted(22, 13)] {
-            assert!(!server.is_between(before, after), "{server:?}");
-        }
+        assert_eq!(answer(elsewhere, |_| {}, place).unwrap_err(), Failure::Stay(Reason::NotOwner));
     }
 
     #[test]
     fn nothing_waits_for_a_side_that_is_not_there() {
         let (_c, _s, ends) = connection();
-        assert_eq!(answer(ends, || NONE, place).unwrap_err(), Failure::NotYet);
+        assert_eq!(answer(ends, |_| {}, place).unwrap_err(), Failure::NotYet);
         let offer = offer(ends, place).unwrap();
         assert_eq!(collect(offer.as_fd(), &mut None, ends, place).unwrap_err(), Failure::NotYet);
     }
@@ -417,7 +371,7 @@ mod tests {
         let [client, server] = ["127.0.0.1:1", "127.0.0.1:2"].map(|address| address.parse().unwrap());
         let ends = Ends::Internet { client, server };
         let _offer = offer(ends, place).unwrap();
-        assert_eq!(answer(ends, || NONE, place).unwrap_err(), Failure::Stay(Reason::NoDiag));
+        assert_eq!(answer(ends, |_| {}, place).unwrap_err(), Failure::Stay(Reason::NoDiag));
     }
 
     #[test]

@@ -3,14 +3,15 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::TryLockError;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::arena::{Role, State};
 use crate::connection::Connection;
 use crate::experience;
 use crate::reason::Reason;
-use crate::rendezvous::{self, Counted, Ends, Failure, Service};
+use crate::rendezvous::{self, Ends, Failure, Service};
+use crate::segment::Segment;
 use crate::settings::settings;
 use crate::uninterrupted::{Descriptor, Uninterrupted};
 use crate::unix::{self, Name};
@@ -33,8 +34,8 @@ pub(crate) struct Bargain {
     pub(crate) offer: Option<Descriptor>,
     /// The server's answer to it, before the segment.
     pub(crate) arrived: Option<Descriptor>,
-    /// Of an `AF_UNIX` connection: what this client had counted when last no server had come.
-    alone: Counted,
+    /// The segment that it has answered with, while it is in a call that moves bytes.
+    met: Option<Segment>,
     offered_at: u32,
     /// The server's port was not announced when this client looked.
     unannounced: bool,
@@ -48,6 +49,7 @@ impl Bargain {
     pub(crate) fn withdraw(&mut self) {
         self.offer = None;
         self.arrived = None;
+        self.met = None;
     }
 }
 
@@ -192,8 +194,7 @@ impl Connection {
     fn attempt_client(&self, fd: BorrowedFd<'_>, calls: u32, bargain: &mut Bargain) -> Result<(), Failure> {
         let place = settings().place;
         let ends = self.ends(fd, bargain)?;
-        let before = if self.is_unix() { self.counted(fd) } else { Counted::default() };
-        let Bargain { offer: Some(offer), arrived, alone, .. } = &mut *bargain else {
+        let Bargain { offer: Some(offer), arrived, met, .. } = &mut *bargain else {
             let service = Self::service(fd, ends)?;
             if !rendezvous::is_announced(service, place).map_err(|_| Failure::Stay(Reason::NoFds))? {
                 if std::mem::replace(&mut bargain.unannounced, true) {
@@ -206,19 +207,35 @@ impl Connection {
             }
             bargain.offer = Some(rendezvous::offer(ends, place).map_err(Failure::Stay)?);
             bargain.offered_at = calls;
-            bargain.alone = before;
             self.block.note(Reason::NoAnswer);
             return Err(Failure::NotYet);
         };
-        match rendezvous::collect(offer.as_fd(), arrived, ends, place) {
-            Ok((segment, counted)) => {
-                self.check_counts(fd)?;
-                if self.is_unix() {
-                    self.check_counted(fd, counted, *alone)?;
+        let meeting = match met.take() {
+            Some(segment) => Ok(segment),
+            None => rendezvous::collect(offer.as_fd(), arrived, ends, place),
+        };
+        let meeting = meeting.and_then(|segment| {
+            let ended = self.is_unix() && unix::has_ended(fd.as_raw_fd());
+            // A process that is killed can't refuse.
+            if ended || tcp::peer_has_closed(fd.as_raw_fd()) || segment.is_refused() {
+                return Err(Failure::Stay(Reason::ShutdownBeforeUpgrade));
+            }
+            let counts = match self.is_unix() {
+                true => self.compare_counts(fd, &segment),
+                false => self.check_counts(fd),
+            };
+            match counts {
+                Ok(()) => Ok(segment),
+                Err(failure) => {
+                    // Of TCP the count is the kernel's, which does not lag.
+                    *met = Some(segment).filter(|_| failure == Failure::NotYet && self.is_unix());
+                    Err(failure)
                 }
-                let ended = self.is_unix() && unix::has_ended(fd.as_raw_fd());
-                // A process that is killed can't refuse.
-                if ended || tcp::peer_has_closed(fd.as_raw_fd()) || !segment.set_ready() {
+            }
+        });
+        match meeting {
+            Ok(segment) => {
+                if !segment.set_ready() {
                     return Err(Failure::Stay(Reason::ShutdownBeforeUpgrade));
                 }
                 self.enter(fd, segment);
@@ -226,9 +243,6 @@ impl Connection {
                 Ok(())
             }
             Err(Failure::NotYet) => {
-                if arrived.is_none() {
-                    *alone = before;
-                }
                 let waited = calls.saturating_sub(bargain.offered_at);
                 if waited >= PATIENT_CALLS {
                     return Err(Failure::Stay(Reason::NoAnswer));
@@ -249,7 +263,7 @@ impl Connection {
         }
         let ends = self.ends(fd, bargain)?;
         self.check_counts(fd)?;
-        match rendezvous::answer(ends, || self.counted(fd), settings().place) {
+        match rendezvous::answer(ends, |segment| self.tell_counts(segment), settings().place) {
             Ok(segment) => {
                 self.enter(fd, segment);
                 Ok(())
@@ -262,40 +276,5 @@ impl Connection {
             }
             Err(stay) => Err(stay),
         }
-    }
-
-    /// What the hooks have counted, and what waits to be read.
-    fn counted(&self, fd: BorrowedFd<'_>) -> Counted {
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Counted {
-            sent: load(&self.block.tcp_sent),
-            received: load(&self.block.tcp_received) + tcp::unread(fd).unwrap_or(0),
-        }
-    }
-
-    /// Whether the kernel has counted the bytes that the hooks have: if not, some call that no hook sees
-    /// moves bytes, and would go on doing so.
-    fn check_counts(&self, fd: BorrowedFd<'_>) -> Result<(), Failure> {
-        if self.is_unix() {
-            // It counts none.
-            return Ok(());
-        }
-        let sent = tcp::counts(fd).map_err(|_| Failure::Stay(Reason::KernelTooOld))?.sent;
-        let read = tcp::bytes_read(fd).map_err(|_| Failure::Stay(Reason::KernelTooOld))?;
-        let seen = sent == self.block.tcp_sent.load(Ordering::Relaxed)
-            && read == self.block.tcp_received.load(Ordering::Relaxed);
-        match seen {
-            true => Ok(()),
-            // Reset meanwhile: nothing is left to move.
-            false if tcp::is_closed(fd) => Err(Failure::NotYet),
-            false => Err(Failure::Stay(Reason::UnseenBytes)),
-        }
-    }
-
-    /// The same of `AF_UNIX`, where all that the peer sends is there at once: the server had `counted` its bytes before this side
-    /// counts its own, and after this side had found itself `alone`. What calls that no hook sees have moved is missing here or there.
-    fn check_counted(&self, fd: BorrowedFd<'_>, counted: Counted, alone: Counted) -> Result<(), Failure> {
-        let seen = counted.is_between(alone, self.counted(fd));
-        seen.then_some(()).ok_or(Failure::Stay(Reason::UnseenBytes))
     }
 }

@@ -55,7 +55,7 @@ use ends::Windows;
 pub(crate) use ends::{Inlet, Outlet};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const HELLO_OFFSET: usize = 512;
 const CONTROL_OFFSET: [usize; 2] = [1024, 2048];
 const DATA_OFFSET: usize = 4096;

@@ -188,7 +188,7 @@ fn carries_control(fd: i32, base: std::ptr::NonNull<u8>, room: usize) -> bool {
 pub(crate) struct Socket<'a> {
     connection: &'a Connection,
     pub(crate) fd: i32,
-    segment: &'a Segment,
+    pub(crate) segment: &'a Segment,
 }
 
 impl Side for Socket<'_> {

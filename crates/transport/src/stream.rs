@@ -20,6 +20,7 @@ use crate::arena::flag;
 use crate::buffers::{Buffers, ControlData};
 use crate::connection::Connection;
 use crate::control::{Control, end};
+use crate::count::Way;
 use crate::ring::{HOT_CLASS, Lie, Pushed, class_size};
 use crate::segment::{Greeting, Outlet, Segment};
 use crate::settings::settings;
@@ -249,7 +250,7 @@ impl Connection {
     ) -> Option<Result<Taken, Errno>> {
         let mut list = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
         let mut asked = 0;
-        let taken = waiting::take_tcp(socket, flags & libc::MSG_PEEK != 0, |most, peek| {
+        let receive = |most, peek| {
             let count = target.window(most, &mut list);
             asked = list[..count].iter().map(|piece| piece.iov_len).sum();
             let peek = if peek { libc::MSG_PEEK } else { 0 };
@@ -257,6 +258,9 @@ impl Connection {
             let is_last = peek & !flags == 0;
             let control = if is_last { target.control() } else { None };
             receive(socket.fd, &mut list[..count], control, flags | peek | libc::MSG_DONTWAIT)
+        };
+        let taken = self.counting(socket.segment, Way::In, || {
+            waiting::take_tcp(socket, flags & libc::MSG_PEEK != 0, receive)
         })?;
         match taken {
             Ok(0) => self.note_end(socket.fd),
@@ -295,7 +299,7 @@ impl Connection {
                 return Err(Errno::PIPE);
             }
             return self
-                .send_tcp(fd, source, flags)
+                .counting(segment, Way::Out, || self.send_tcp(fd, source, flags))
                 .map_err(|errno| self.error_of_kernel(fd, segment, errno));
         }
         let producer = segment.outlet();

@@ -152,6 +152,8 @@ pub(crate) struct Known {
     pub(crate) peer: u32,
     /// The user that it belongs to, where the kernel tells that (Linux 5.3).
     pub(crate) uid: Option<u32>,
+    /// Bytes that wait there to be read.
+    pub(crate) unread: Option<u32>,
 }
 
 /// Asks for the stream socket `inode`. `Ok(None)` if no socket of this network namespace is that one, or it has no peer.
@@ -159,14 +161,23 @@ pub(crate) fn look_up(inode: u32) -> Result<Option<Known>, Errno> {
     tcp::ask_diag(&request(inode), parse)
 }
 
+/// How many bytes wait at the other end of the socket `fd`. `Ok(None)` if that is closed.
+pub(crate) fn unread_by_peer(fd: BorrowedFd<'_>) -> Result<Option<u64>, Errno> {
+    let Some(known) = look_up(inode(fd)?)?.filter(|known| known.peer != 0) else { return Ok(None) };
+    let Some(peer) = look_up(known.peer)? else { return Ok(None) };
+    peer.unread.map(|unread| Some(u64::from(unread))).ok_or(Errno::OPNOTSUPP)
+}
+
 /// Attributes of a reply (linux/unix_diag.h).
 const PEER: u16 = 2;
+/// struct unix_diag_rqlen.
+const QUEUES: u16 = 4;
 const UID: u16 = 7;
 
 /// struct nlmsghdr and struct unix_diag_req of linux/unix_diag.h.
 fn request(inode: u32) -> [u8; 40] {
-    /// `UDIAG_SHOW_PEER` and `UDIAG_SHOW_UID`.
-    const SHOW: u32 = 0x4 | 0x40;
+    /// `UDIAG_SHOW_PEER`, `UDIAG_SHOW_RQLEN` and `UDIAG_SHOW_UID`.
+    const SHOW: u32 = 0x4 | 0x10 | 0x40;
     let mut request = tcp::diag_header();
     request[16] = libc::AF_UNIX as u8;
     request[20..24].copy_from_slice(&u32::MAX.to_ne_bytes());
@@ -185,13 +196,14 @@ fn parse(reply: &[u8]) -> Result<Option<Known>, Errno> {
     if i32::from(kind) != libc::SOCK_STREAM {
         return Ok(None);
     }
-    let (mut peer, mut uid) = (None, None);
+    let (mut peer, mut uid, mut unread) = (None, None, None);
     // Behind struct unix_diag_msg: attributes, each aligned to four bytes.
     let mut at = body + 16;
     while let (Some(length), Some(attribute)) = (half(at), half(at + 2)) {
         match attribute {
             PEER => peer = word(at + 4),
             UID => uid = word(at + 4),
+            QUEUES => unread = word(at + 4),
             _ => {}
         }
         if length < 4 {
@@ -199,12 +211,13 @@ fn parse(reply: &[u8]) -> Result<Option<Known>, Errno> {
         }
         at += usize::from(length).next_multiple_of(4);
     }
-    Ok(peer.map(|peer| Known { peer, uid }))
+    Ok(peer.map(|peer| Known { peer, uid, unread }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -231,11 +244,19 @@ mod tests {
         let ends = || (has_ended(client.as_raw_fd()), is_over(client.as_raw_fd()));
         assert!(is_stream(client.as_fd()));
         assert_eq!(ends(), (false, false));
+        assert_eq!(unread_by_peer(client.as_fd()), Ok(Some(0)));
+        let mut part = [0; 4];
+        (&client).write_all(b"some, and ").unwrap();
+        (&client).write_all(b"more").unwrap();
+        (&server).read_exact(&mut part).unwrap();
+        assert_eq!(unread_by_peer(client.as_fd()), Ok(Some(10)));
+        assert_eq!(unread_by_peer(server.as_fd()), Ok(Some(0)));
         server.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(ends(), (true, false));
         drop(server);
         assert_eq!(ends(), (true, true));
         assert_eq!(look_up(there).unwrap(), None);
+        assert_eq!(unread_by_peer(client.as_fd()), Ok(None));
     }
 
     #[test]

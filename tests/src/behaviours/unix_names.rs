@@ -311,8 +311,8 @@ fn does_nothing(side: &Side) {
 
 /// Messages before those of which one end moves one by a call that no hook sees.
 const SEEN: usize = 4;
-/// Bytes of each that follows, at most: what is moved in the call in which they meet could hide as much.
-const SHORT: usize = 5;
+/// Bytes of each that follows: those that wait somewhere when the two meet must not hide the others.
+const LONG: usize = 5000;
 
 fn serves_reading_unseen(side: &Side) {
     let fd = side.accept(side.listen());
@@ -335,7 +335,7 @@ fn asks_often(side: &Side) {
     request_echoes(fd, SEEN, 1);
     send_all(fd, b"unseen");
     assert_eq!(receive_exactly(fd, 6), b"answer");
-    request_echoes(fd, 50, SHORT);
+    request_echoes(fd, 50, LONG);
 }
 
 fn asks_reading_unseen(side: &Side) {
@@ -343,5 +343,5 @@ fn asks_reading_unseen(side: &Side) {
     request_echoes(fd, SEEN, 1);
     send_all(fd, b"unseen");
     assert_eq!(calls::unseen_recv(fd, 10), Ok(b"answer".to_vec()));
-    request_echoes(fd, 50, SHORT);
+    request_echoes(fd, 50, LONG);
 }
