@@ -190,7 +190,7 @@ impl Control {
                 end: AtomicU32::new(0),
                 taken: AtomicU64::new(0),
                 sent: AtomicU64::new(0),
-                counting: [const { AtomicU32::new(0) }; 2],
+                counting: std::array::from_fn(|_| AtomicU32::new(0)),
             }),
             rung: Line(Rung {
                 count: AtomicU64::new(0),

@@ -12,6 +12,7 @@ pub mod configuration;
 #[cfg(not(loom))]
 pub mod connection;
 pub mod control;
+#[cfg(not(loom))]
 mod count;
 #[cfg(not(loom))]
 pub mod environment;
