@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LIST", value_parser = ports)]
     ports: Option<String>,
 
-    /// Also AF_UNIX connections to these servers: off, all or names, such as /run/postgresql/*,@name [THALLUS_UNIX]
+    /// AF_UNIX connections to these servers only: all, off or names, such as /run/postgresql/*,@name or !/run/other [THALLUS_UNIX]
     #[arg(long, value_name = "LIST", value_parser = unix)]
     unix: Option<String>,
 
@@ -234,7 +234,8 @@ fn ports(list: &str) -> Result<String, String> {
 
 /// Checks a list of names of `AF_UNIX` sockets.
 fn unix(list: &str) -> Result<String, String> {
-    let wrong = || format!("{list:?} is not off, all or a list such as /run/postgresql/*,@name,!/run/other");
+    let wrong =
+        || format!("{list:?} is not all, off or a list such as /run/postgresql/*,@name or !/run/other");
     UnixRule::parse_list(list).map(|_| list.to_owned()).ok_or_else(wrong)
 }
 

@@ -114,7 +114,7 @@ class Library:
 
     def settings(self, stats=None):
         """Environment variables that put a program under the library; its counters go to the folder `stats`."""
-        preload = {"LD_PRELOAD": str(self.path), "THALLUS_UNIX": "all"}
+        preload = {"LD_PRELOAD": str(self.path)}
         return {**preload, "THALLUS_STATS": str(stats)} if stats else preload
 
 

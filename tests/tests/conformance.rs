@@ -19,7 +19,7 @@
 //! | off | on both | nothing may leave TCP |
 //! | one-processor | on both | who waits can't be answered before it lets others run |
 //! | unix-kernel | on neither side | over `AF_UNIX`: two runs must tell the same |
-//! | unix, unix-VARIANT | as in VARIANT | over `AF_UNIX`, which the library is asked for: `THALLUS_UNIX=all` |
+//! | unix, unix-VARIANT | as in VARIANT | over `AF_UNIX` |
 //! | limitation | on both | fails as docs/limitations.md says; if it does not, that page is wrong |
 
 use std::collections::BTreeMap;

@@ -161,7 +161,7 @@ impl Bench<'_> {
         command.env_remove("LD_PRELOAD").env_remove("THALLUS_STATS");
         if preload {
             let library = self.library.as_ref().context("no library to preload")?;
-            command.env("LD_PRELOAD", library).env("THALLUS_STATS", counts).env("THALLUS_UNIX", "all");
+            command.env("LD_PRELOAD", library).env("THALLUS_STATS", counts);
         }
         Process::start(command)
     }

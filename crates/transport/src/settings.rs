@@ -25,7 +25,7 @@ pub struct Settings {
     pub verbs: Verbs,
     /// Server ports whose connections may be upgraded, as inclusive ranges; empty for all.
     pub ports: Vec<(u16, u16)>,
-    /// Servers' names of `AF_UNIX` connections that may be upgraded; empty for none.
+    /// Servers' names of `AF_UNIX` connections that may be upgraded; empty for none, as a rule all.
     pub unix: Vec<UnixRule>,
     /// I/O calls on a connection before it looks for its peer.
     pub upgrade_after: u32,
@@ -53,7 +53,7 @@ impl Default for Settings {
             shm: true,
             verbs: Verbs::default(),
             ports: Vec::new(),
-            unix: Vec::new(),
+            unix: vec![UnixRule::all()],
             upgrade_after: 8,
             learns: true,
             spin_ns: 100_000,
@@ -111,18 +111,27 @@ impl fmt::Display for UnixRule {
 
 impl UnixRule {
     /// Reads a list: names of servers' sockets, abstract ones behind `@`, `*` at the end of one for all that begin so, `all` for all,
-    /// and `!` in front of one for all but that. `off` for none.
+    /// and `!` in front of what is left alone: of all, if the list begins with that. `off` for none.
     pub fn parse_list(text: &str) -> Option<Vec<Self>> {
         if text.trim() == "off" {
             return Some(Vec::new());
         }
-        text.split(',').map(|part| Self::parse(part.trim())).collect()
+        let mut rules = text.split(',').map(|part| Self::parse(part.trim())).collect::<Option<Vec<_>>>()?;
+        if rules[0].excludes {
+            rules.insert(0, Self::all());
+        }
+        Some(rules)
+    }
+
+    /// The rule that names every socket.
+    fn all() -> Self {
+        Self { name: String::new(), open: true, excludes: false }
     }
 
     fn parse(text: &str) -> Option<Self> {
         let (excludes, name) = text.strip_prefix('!').map_or((false, text), |name| (true, name));
         if name == "all" {
-            return Some(Self { name: String::new(), open: true, excludes });
+            return Some(Self { excludes, ..Self::all() });
         }
         let (open, name) = name.strip_suffix('*').map_or((false, name), |name| (true, name));
         let is_name = name.len() > 1 && name.starts_with(['/', '@', '.']);
@@ -260,10 +269,11 @@ mod tests {
             let unix = UnixRule::parse_list(list).unwrap();
             Settings { unix, ..Settings::default() }.selects_unix(&Name::of(path).unwrap())
         };
-        assert!(!Settings::default().selects_unix(&Name::of(b"/a").unwrap()));
+        assert!(Settings::default().selects_unix(&Name::of(b"/a").unwrap()));
         assert!(selects("all", b"/a") && selects("all", b"\0a") && !selects("off", b"/a"));
         assert!(selects("/run/*,@x", b"/run/a") && selects("/run/*,@x", b"\0x") && !selects("@x", b"\0xy"));
         assert!(!selects("all,!/tmp/*", b"/tmp/a") && selects("all,!/tmp/*,/tmp/b", b"/tmp/b"));
+        assert!(!selects("!/tmp/*", b"/tmp/a") && selects("!/tmp/*", b"/a") && !selects("!all", b"/a"));
         let list = "all,!/tmp/*,@x";
         let texts = UnixRule::parse_list(list).unwrap().iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(texts.join(","), list);

@@ -17,7 +17,6 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::program::Setting;
 use super::wire::{Command, MESSAGE_ROOM, Reply, control_path};
-use crate::calls::Family;
 use crate::harness::{
     Stats, end_group, group_members, keep_inherited_descriptors_here, library, read_stats, report,
 };
@@ -83,9 +82,6 @@ impl Processes {
                 .env("LD_PRELOAD", self::library()?)
                 .env("THALLUS_STATS", folder.join("stats"))
                 .env("THALLUS_UPGRADE_AFTER", setting.upgrade_after.to_string());
-            if setting.family == Family::Unix {
-                command.env("THALLUS_UNIX", "all");
-            }
             if let Some(spin) = setting.spin {
                 command.env("THALLUS_SPIN_US", spin.to_string());
             }

@@ -288,10 +288,6 @@ impl Place<'_> {
             set("LD_PRELOAD", library()?.as_os_str());
             set("THALLUS_UPGRADE_AFTER", variant.upgrade_after.to_string().as_ref());
             set("THALLUS_STATS", stats.as_os_str());
-            if variant.family == Family::Unix {
-                // The library leaves them alone unless it is asked.
-                set("THALLUS_UNIX", "all".as_ref());
-            }
             if network != Network::Loopback {
                 set("THALLUS_FABRIC", "verbs".as_ref());
                 set("THALLUS_PEERS", "10.0.0.0/24".as_ref());

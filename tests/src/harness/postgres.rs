@@ -21,6 +21,7 @@ const NOBODY: u32 = 65534;
 pub struct Postgres {
     service: Service,
     data: PathBuf,
+    observers: PathBuf,
     /// Where it listens on 127.0.0.1.
     pub port: u16,
 }
@@ -32,8 +33,11 @@ impl Postgres {
     /// If PostgreSQL is missing or does not start.
     pub fn start(scene: &Scene, shimmed: bool) -> Result<Self> {
         let data = scene.shared_folder("data")?;
+        let observers = scene.shared_folder("observers")?;
         if is_root() {
-            chown(&data, Some(NOBODY), Some(NOBODY)).context("chown")?;
+            for folder in [&data, &observers] {
+                chown(folder, Some(NOBODY), Some(NOBODY)).context("chown")?;
+            }
         }
         let mut initdb = as_server(scene.plain(program("initdb", "postgresql")?));
         initdb.arg("-D").arg(&data).args(["-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8"]);
@@ -52,23 +56,25 @@ impl Postgres {
     /// Starts a server on a cluster that is there.
     fn start_on(scene: &Scene, shimmed: bool, data: PathBuf) -> Result<Self> {
         let port = free_port()?;
+        let observers = scene.path("observers");
         let mut command = as_server(scene.command(shimmed, "server", program("postgres", "postgresql")?)?);
+        // What observers do is nothing to count.
         command
+            .env("THALLUS_UNIX", format!("!{}/*", observers.display()))
             .arg("-D")
             .arg(&data)
             .args(["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "shared_buffers=16MB"])
             .arg("-c")
             .arg(format!("port={port}"))
             .arg("-c")
-            .arg(format!("unix_socket_directories={}", data.display()));
+            .arg(format!("unix_socket_directories={},{}", data.display(), observers.display()));
         let mut service = scene.start("postgres", command)?;
-        // Over the Unix socket, so that this is no connection to count.
         service.await_ready(|| {
             let mut ready = scene.plain("pg_isready");
-            ready.arg("-q").arg("-h").arg(&data).args(["-p", &port.to_string()]);
+            ready.arg("-q").arg("-h").arg(&observers).args(["-p", &port.to_string()]);
             ready.status().is_ok_and(|status| status.success())
         })?;
-        Ok(Self { service, data, port })
+        Ok(Self { service, data, observers, port })
     }
 
     /// A client's command: `pgbench` or `psql`, with the server's address in the environment.
@@ -88,13 +94,23 @@ impl Postgres {
         Ok(command)
     }
 
-    /// As [`Self::client`], without the library and over the Unix socket: not counted, whatever it does.
+    /// As [`Self::client`], over a Unix socket.
+    ///
+    /// # Errors
+    /// If the program is missing.
+    pub fn unix_client(&self, scene: &Scene, shimmed: bool, name: &str, client: &str) -> Result<Command> {
+        let mut command = self.client(scene, shimmed, name, client)?;
+        command.env("PGHOST", &self.data);
+        Ok(command)
+    }
+
+    /// As [`Self::client`], without the library and over a Unix socket that the server's leaves alone: not counted, whatever it does.
     ///
     /// # Errors
     /// If the program is missing.
     pub fn observer(&self, scene: &Scene, client: &str) -> Result<Command> {
         let mut command = self.client(scene, false, "", client)?;
-        command.env("PGHOST", &self.data);
+        command.env("PGHOST", &self.observers);
         Ok(command)
     }
 

@@ -2,12 +2,19 @@
 
 use std::fs;
 use std::io::Write;
+use std::process::Command;
 
 use anyhow::{Result, ensure};
 use thallus_tests::harness::{Postgres, Scene, Stats, TOO_SHORT, turn};
 
+/// A command of [`Postgres`] for a client: over TCP or a Unix socket.
+type Client = fn(&Postgres, &Scene, bool, &str, &str) -> Result<Command>;
+
+const BOTH: [Client; 2] = [Postgres::client, Postgres::unix_client];
+
 /// Runs pgbench with the library on both sides; both sides' statistics.
 fn pgbench(
+    client: Client,
     scale: u32,
     arguments: &[&str],
     check: impl Fn(&Scene, &Postgres) -> Result<()>,
@@ -17,7 +24,7 @@ fn pgbench(
     let mut init = server.observer(&scene, "pgbench")?;
     init.args(["-i", "-q", "-s", &scale.to_string()]);
     scene.succeed(init)?;
-    let mut bench = server.client(&scene, true, "client", "pgbench")?;
+    let mut bench = client(&server, &scene, true, "client", "pgbench")?;
     bench.args(["-n"]).args(arguments);
     let printed = scene.succeed(bench)?;
     ensure!(printed.contains("number of failed transactions: 0"), "{printed}");
@@ -42,9 +49,11 @@ fn all_upgraded([server, client]: &[Stats; 2], clients: u64) {
 #[test]
 fn pgbench_selects_in_every_protocol() -> Result<()> {
     let _turn = turn();
-    for protocol in ["simple", "extended", "prepared"] {
-        let stats = pgbench(1, &["-S", "-M", protocol, "-c", "4", "-j", "2", "-t", "500"], |_, _| Ok(()))?;
-        all_upgraded(&stats, 4);
+    for client in BOTH {
+        for protocol in ["simple", "extended", "prepared"] {
+            let options = ["-S", "-M", protocol, "-c", "4", "-j", "2", "-t", "500"];
+            all_upgraded(&pgbench(client, 1, &options, |_, _| Ok(()))?, 4);
+        }
     }
     Ok(())
 }
@@ -52,7 +61,7 @@ fn pgbench_selects_in_every_protocol() -> Result<()> {
 #[test]
 fn pgbench_transactions_keep_the_balances() -> Result<()> {
     let _turn = turn();
-    let stats = pgbench(2, &["-c", "8", "-j", "2", "-t", "100"], |scene, server| {
+    let check = |scene: &Scene, server: &Postgres| {
         let sums = server.ask(
             scene,
             "select (select count(*) from pgbench_history), \
@@ -62,17 +71,21 @@ fn pgbench_transactions_keep_the_balances() -> Result<()> {
         )?;
         assert_eq!(sums, "800|t|t|t");
         Ok(())
-    })?;
-    all_upgraded(&stats, 8);
+    };
+    for client in BOTH {
+        all_upgraded(&pgbench(client, 2, &["-c", "8", "-j", "2", "-t", "100"], check)?, 8);
+    }
     Ok(())
 }
 
 #[test]
 fn pgbench_with_a_connection_for_each_transaction() -> Result<()> {
     let _turn = turn();
-    let [server, client] = pgbench(1, &["-S", "-C", "-c", "2", "-t", "50"], |_, _| Ok(()))?;
-    assert_eq!(client.connections(), server.connections(), "{client:?} {server:?}");
-    assert!(client.connections() >= 100, "{client:?}");
+    for client in BOTH {
+        let [server, client] = pgbench(client, 1, &["-S", "-C", "-c", "2", "-t", "50"], |_, _| Ok(()))?;
+        assert_eq!(client.connections(), server.connections(), "{client:?} {server:?}");
+        assert!(client.connections() >= 100, "{client:?}");
+    }
     Ok(())
 }
 
@@ -84,8 +97,10 @@ fn pgbench_pipelines() -> Result<()> {
     let path = folder.path().join("pipeline.sql");
     fs::write(&path, script)?;
     let file = path.display().to_string();
-    let stats = pgbench(1, &["-M", "extended", "-c", "2", "-t", "200", "-f", &file], |_, _| Ok(()))?;
-    all_upgraded(&stats, 2);
+    for client in BOTH {
+        let options = ["-M", "extended", "-c", "2", "-t", "200", "-f", &file];
+        all_upgraded(&pgbench(client, 1, &options, |_, _| Ok(()))?, 2);
+    }
     Ok(())
 }
 
@@ -115,11 +130,11 @@ select repeat('large', 1000000);
 do $$ begin for i in 1..50 loop raise warning 'warning %', i; end loop; end $$;
 ";
 
-fn psql(shimmed_server: bool, shimmed_client: bool) -> Result<(String, String, [Stats; 2])> {
+fn psql(client: Client, shimmed_server: bool, shimmed_client: bool) -> Result<(String, String, [Stats; 2])> {
     let scene = Scene::new()?;
     let server = Postgres::start(&scene, shimmed_server)?;
     fs::write(scene.path("script.sql"), SCRIPT)?;
-    let mut command = server.client(&scene, shimmed_client, "client", "psql")?;
+    let mut command = client(&server, &scene, shimmed_client, "client", "psql")?;
     command.args(["-X", "-a", "-f", "script.sql"]);
     let output = scene.run(command)?;
     ensure!(output.status.success(), "{output}");
@@ -134,11 +149,13 @@ fn psql(shimmed_server: bool, shimmed_client: bool) -> Result<(String, String, [
 #[test]
 fn psql_prints_the_same() -> Result<()> {
     let _turn = turn();
-    let (stdout, stderr, _) = psql(false, false)?;
+    let (stdout, stderr, _) = psql(Postgres::client, false, false)?;
     assert!(stdout.contains("it works"), "{stdout}");
     assert!(stderr.contains("division by zero"), "{stderr}");
-    for (server, client) in [(true, true), (true, false), (false, true)] {
-        let (shimmed_stdout, shimmed_stderr, [server_stats, client_stats]) = psql(server, client)?;
+    let cases =
+        BOTH.into_iter().flat_map(|over| [(over, true, true), (over, true, false), (over, false, true)]);
+    for (over, server, client) in cases {
+        let (shimmed_stdout, shimmed_stderr, [server_stats, client_stats]) = psql(over, server, client)?;
         assert!(
             stdout == shimmed_stdout,
             "with the library on {server} {client}, psql printed\n{shimmed_stdout}"

@@ -10,30 +10,41 @@ use thallus_tests::harness::{Scene, Service, Stats, TOO_SHORT, free_port, progra
 struct Redis {
     service: Service,
     port: String,
+    over: Over,
 }
 
+/// How clients connect.
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    Tcp,
+    Unix,
+}
+
+/// Where it listens besides TCP, in the scene's folder.
+const SOCKET: &str = "redis.sock";
+
+const BOTH: [Over; 2] = [Over::Tcp, Over::Unix];
+
 impl Redis {
-    fn start(scene: &Scene, shimmed: bool) -> Result<Self> {
+    fn start(scene: &Scene, shimmed: bool, over: Over) -> Result<Self> {
         let port = free_port()?.to_string();
-        let socket = scene.path("redis.sock").display().to_string();
         let mut command = scene.command(shimmed, "server", program("redis-server", "redis-server")?)?;
-        command.args(["--port", &port, "--bind", "127.0.0.1", "--unixsocket", &socket]);
+        command.args(["--port", &port, "--bind", "127.0.0.1"]).arg("--unixsocket").arg(scene.path(SOCKET));
         command.args(["--save", "", "--appendonly", "no", "--daemonize", "no"]);
         let mut service = scene.start("redis", command)?;
-        service.await_ready(|| {
-            // Over the Unix socket, so that this is no connection to count.
-            scene
-                .plain("redis-cli")
-                .args(["-s", &socket, "ping"])
-                .output()
-                .is_ok_and(|output| output.stdout == b"PONG\n")
-        })?;
-        Ok(Self { service, port })
+        // It is not asked: that would be a connection to count.
+        let log = scene.path("redis.log");
+        service
+            .await_ready(|| fs::read_to_string(&log).is_ok_and(|text| text.contains("accept connections")))?;
+        Ok(Self { service, port, over })
     }
 
     fn client(&self, scene: &Scene, shimmed: bool, name: &str, client: &str) -> Result<Command> {
         let mut command = scene.command(shimmed, name, program(client, "redis-tools")?)?;
-        command.args(["-h", "127.0.0.1", "-p", &self.port]);
+        match self.over {
+            Over::Tcp => command.args(["-h", "127.0.0.1", "-p", &self.port]),
+            Over::Unix => command.arg("-s").arg(scene.path(SOCKET)),
+        };
         Ok(command)
     }
 
@@ -62,9 +73,9 @@ EVAL \"return string.rep('lua', 200000)\" 0
 DBSIZE
 ";
 
-fn cli(shimmed_server: bool, shimmed_client: bool) -> Result<(String, [Stats; 2])> {
+fn cli(over: Over, shimmed_server: bool, shimmed_client: bool) -> Result<(String, [Stats; 2])> {
     let scene = Scene::new()?;
-    let server = Redis::start(&scene, shimmed_server)?;
+    let server = Redis::start(&scene, shimmed_server, over)?;
     fs::write(scene.path("commands"), COMMANDS)?;
     let mut command = server.client(&scene, shimmed_client, "client", "redis-cli")?;
     command.stdin(File::open(scene.path("commands"))?);
@@ -76,11 +87,16 @@ fn cli(shimmed_server: bool, shimmed_client: bool) -> Result<(String, [Stats; 2]
 #[test]
 fn redis_cli_prints_the_same() -> Result<()> {
     let _turn = turn();
-    let (expected, _) = cli(false, false)?;
+    let (expected, _) = cli(Over::Tcp, false, false)?;
     assert!(expected.contains("42"), "{expected}");
-    for (server, client) in [(true, true), (true, false), (false, true)] {
-        let (printed, [server_stats, client_stats]) = cli(server, client)?;
-        assert!(expected == printed, "with the library on {server} {client}, redis-cli printed\n{printed}");
+    let cases =
+        BOTH.into_iter().flat_map(|over| [(over, true, true), (over, true, false), (over, false, true)]);
+    for (over, server, client) in cases {
+        let (printed, [server_stats, client_stats]) = cli(over, server, client)?;
+        assert!(
+            expected == printed,
+            "{over:?}, with the library on {server} {client}, redis-cli printed\n{printed}"
+        );
         let upgraded = u64::from(server && client);
         for (stats, shimmed) in [(server_stats, server), (client_stats, client)] {
             assert_eq!(stats.over_shared_memory(), if shimmed { upgraded } else { 0 }, "{stats:?}");
@@ -91,9 +107,9 @@ fn redis_cli_prints_the_same() -> Result<()> {
 }
 
 /// Runs redis-benchmark; both sides' statistics.
-fn benchmark(clients: u64, arguments: &[&str]) -> Result<[Stats; 2]> {
+fn benchmark(over: Over, clients: u64, arguments: &[&str]) -> Result<[Stats; 2]> {
     let scene = Scene::new()?;
-    let server = Redis::start(&scene, true)?;
+    let server = Redis::start(&scene, true, over)?;
     let mut bench = server.client(&scene, true, "client", "redis-benchmark")?;
     bench.args(["-q", "-c", &clients.to_string()]).args(arguments);
     let printed = scene.succeed(bench)?;
@@ -116,31 +132,40 @@ fn all_upgraded([server, client]: &[Stats; 2], clients: u64, tests: u64) {
 #[test]
 fn redis_benchmark_one_client() -> Result<()> {
     let _turn = turn();
-    let sides = benchmark(1, &["-n", "3000", "-t", "set,get", "-d", "64"])?;
-    all_upgraded(&sides, 1, 2);
-    // Both are event loops, which ask the kernel last.
-    assert!(sides.iter().all(|stats| stats.spin_hits > 0), "{sides:?}");
+    for over in BOTH {
+        let sides = benchmark(over, 1, &["-n", "3000", "-t", "set,get", "-d", "64"])?;
+        all_upgraded(&sides, 1, 2);
+        // Both are event loops, which ask the kernel last.
+        assert!(sides.iter().all(|stats| stats.spin_hits > 0), "{sides:?}");
+    }
     Ok(())
 }
 
 #[test]
 fn redis_benchmark_fifty_clients() -> Result<()> {
     let _turn = turn();
-    all_upgraded(&benchmark(50, &["-n", "200000", "-t", "set,get", "-d", "64"])?, 50, 2);
+    for over in BOTH {
+        all_upgraded(&benchmark(over, 50, &["-n", "200000", "-t", "set,get", "-d", "64"])?, 50, 2);
+    }
     Ok(())
 }
 
 #[test]
 fn redis_benchmark_pipelines() -> Result<()> {
     let _turn = turn();
-    all_upgraded(&benchmark(10, &["-n", "60000", "-t", "set,get", "-P", "16", "-d", "3000"])?, 10, 2);
+    for over in BOTH {
+        let options = ["-n", "60000", "-t", "set,get", "-P", "16", "-d", "3000"];
+        all_upgraded(&benchmark(over, 10, &options)?, 10, 2);
+    }
     Ok(())
 }
 
 #[test]
 fn redis_benchmark_in_threads() -> Result<()> {
     let _turn = turn();
-    all_upgraded(&benchmark(10, &["-n", "60000", "-t", "get", "--threads", "2"])?, 10, 1);
+    for over in BOTH {
+        all_upgraded(&benchmark(over, 10, &["-n", "60000", "-t", "get", "--threads", "2"])?, 10, 1);
+    }
     Ok(())
 }
 
@@ -148,7 +173,7 @@ fn redis_benchmark_in_threads() -> Result<()> {
 fn redis_cli_inserts_in_bulk() -> Result<()> {
     let _turn = turn();
     let scene = Scene::new()?;
-    let server = Redis::start(&scene, true)?;
+    let server = Redis::start(&scene, true, Over::Tcp)?;
     let bulk: String = (0..30_000).map(|n| format!("SET key:{n} value-of-{n}\r\n")).collect();
     fs::write(scene.path("bulk"), bulk)?;
     let mut pipe = server.client(&scene, true, "pipe", "redis-cli")?;
@@ -167,7 +192,7 @@ fn redis_cli_inserts_in_bulk() -> Result<()> {
 fn redis_delivers_what_is_published() -> Result<()> {
     let _turn = turn();
     let scene = Scene::new()?;
-    let server = Redis::start(&scene, true)?;
+    let server = Redis::start(&scene, true, Over::Tcp)?;
     let mut subscribe = server.client(&scene, true, "subscriber", "redis-cli")?;
     subscribe.args(["--csv", "subscribe", "news"]);
     let mut subscriber = scene.start("subscriber", subscribe)?;
