@@ -41,6 +41,7 @@ use serde::Serialize;
 
 use crate::client::{Resolver, WINDOW};
 use crate::session::Planning;
+use crate::tables::Size;
 
 /// Plans are trees, and the engine walks them by recursion.
 const STACK: usize = 16 << 20;
@@ -86,6 +87,9 @@ enum Command {
         /// Of the largest table
         #[arg(long, default_value_t = 1_000_000)]
         rows: u64,
+        /// Four tables of TPC-C instead: customer, orders, new_order, order_line
+        #[arg(long, value_name = "N", conflicts_with = "rows")]
+        warehouses: Option<u64>,
     },
 }
 
@@ -126,7 +130,7 @@ struct Bench {
     /// Times that each query is run by each transport, in turn
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// [default: four over the tables of `generate`]
+    /// [default: over the tables of `generate`: four, or two of those of TPC-C]
     queries: Vec<String>,
 }
 
@@ -175,6 +179,8 @@ async fn execute(command: Command) -> Result<()> {
             }
             Ok(())
         }
-        Command::Generate { folder, rows } => tables::generate(&folder, rows).await,
+        Command::Generate { folder, rows, warehouses } => {
+            tables::generate(&folder, warehouses.map_or(Size::Rows(rows), Size::Warehouses)).await
+        }
     }
 }

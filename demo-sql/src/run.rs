@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::client::{Resolver, WINDOW};
 use crate::session::{Planning, session, url};
-use crate::tables::QUERIES;
+use crate::tables::queries;
 use crate::worker::Status;
 use crate::{Bench, Sql, Transport};
 
@@ -95,12 +95,12 @@ struct Sample {
 
 pub(crate) async fn bench(arguments: &Bench) -> Result<()> {
     let resolver = Resolver::new(WINDOW);
-    let queries: Vec<&str> = match arguments.queries.is_empty() {
-        true => QUERIES.into(),
-        false => arguments.queries.iter().map(String::as_str).collect(),
-    };
     let planning = &arguments.planning;
     let alone = session(Vec::new(), &resolver, planning).await?;
+    let queries: Vec<&str> = match arguments.queries.is_empty() {
+        true => queries(&alone)?.into(),
+        false => arguments.queries.iter().map(String::as_str).collect(),
+    };
     let mut sessions = Vec::new();
     for transport in &arguments.transports {
         let workers =

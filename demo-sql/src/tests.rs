@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatch;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
+use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
 use datafusion::prelude::SessionContext;
 use datafusion_distributed::{ChannelResolver, ExecuteTaskRequest, ProducerHeadSpec, TaskKey};
@@ -21,6 +22,7 @@ use crate::client::Resolver;
 use crate::messages::execute_from_bytes;
 use crate::run::statuses;
 use crate::session::{Planning, session, url};
+use crate::tables::Size;
 use crate::wire::{ALL, GREETING, HEAD, Head, Kind, greeting};
 
 const WINDOW: usize = 64 << 10;
@@ -44,7 +46,12 @@ impl Cluster {
     async fn new(workers: usize) -> Self {
         let tables = tempfile::tempdir().unwrap();
         let folder = tables.path().join("tables");
-        crate::tables::generate(&folder, LINES.cast_unsigned()).await.unwrap();
+        crate::tables::generate(&folder, Size::Rows(LINES.cast_unsigned())).await.unwrap();
+        Self::over(workers, tables).await
+    }
+
+    async fn over(workers: usize, tables: tempfile::TempDir) -> Self {
+        let folder = tables.path().join("tables");
         let mut addresses = Vec::new();
         for _ in 0..workers {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -209,7 +216,7 @@ async fn a_worker_that_lies_is_an_error_of_the_query() {
     ];
     let tables = tempfile::tempdir().unwrap();
     let folder = tables.path().join("tables");
-    crate::tables::generate(&folder, 1000).await.unwrap();
+    crate::tables::generate(&folder, Size::Rows(1000)).await.unwrap();
     for (url, says) in cases {
         let address = url.authority().to_owned();
         // Two tasks of one worker.
@@ -262,4 +269,61 @@ async fn a_worker_tells_which_other_worker_is_gone() {
     // The other one goes on.
     cluster.context = self::context(&[lives], &cluster.resolver, &folder).await;
     assert_eq!(count(&cluster.context, "SELECT * FROM lines").await, LINES);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_of_tpc_c_are_those_of_its_initial_population() {
+    let tables = tempfile::tempdir().unwrap();
+    let folder = tables.path().join("tables");
+    crate::tables::generate(&folder, Size::Warehouses(2)).await.unwrap();
+    let cluster = Cluster::over(2, tables).await;
+    let lines = count(&cluster.context, "SELECT * FROM order_line").await;
+    for (expected, query) in [
+        (
+            60_000,
+            "SELECT DISTINCT c_id, c_d_id, c_w_id FROM customer WHERE c_id <= 3000 AND c_d_id <= 10 AND c_w_id <= 2",
+        ),
+        // Each customer has one order.
+        (
+            60_000,
+            "SELECT DISTINCT o_id, o_d_id, o_w_id FROM orders JOIN customer ON o_c_id = c_id AND o_d_id = c_d_id AND o_w_id = c_w_id",
+        ),
+        (60_000, "SELECT DISTINCT o_c_id, o_d_id, o_w_id FROM orders WHERE o_id <= 3000"),
+        (
+            18_000,
+            "SELECT DISTINCT no_o_id, no_d_id, no_w_id FROM new_order WHERE no_o_id BETWEEN 2101 AND 3000",
+        ),
+        (
+            60_000,
+            "SELECT * FROM orders WHERE o_ol_cnt BETWEEN 5 AND 15 AND (o_carrier_id IS NULL) = (o_id > 2100)",
+        ),
+        (11, "SELECT DISTINCT o_ol_cnt FROM orders"),
+        (
+            lines,
+            "SELECT DISTINCT ol_o_id, ol_d_id, ol_w_id, ol_number FROM order_line WHERE ol_amount >= 0 AND ol_i_id <= 100000",
+        ),
+        (
+            lines,
+            "SELECT * FROM order_line JOIN orders ON ol_o_id = o_id AND ol_d_id = o_d_id AND ol_w_id = o_w_id WHERE ol_number <= o_ol_cnt",
+        ),
+        (1, &format!("SELECT 1 WHERE (SELECT sum(o_ol_cnt) FROM orders) = {lines}")),
+        (
+            lines,
+            "SELECT * FROM order_line WHERE (ol_delivery_d IS NULL) = (ol_o_id > 2100) AND (ol_amount > 0) = (ol_o_id > 2100)",
+        ),
+    ] {
+        assert_eq!(count(&cluster.context, query).await, expected, "{query}");
+    }
+    let alone = context(&[], &Resolver::new(WINDOW), &folder).await;
+    let [joined, summed] = crate::tables::queries(&alone).unwrap() else { panic!("two queries") };
+    for query in [joined, summed] {
+        let of = async |context: &SessionContext| {
+            let batches = context.sql(query).await.unwrap().collect().await.unwrap();
+            pretty_format_batches(&batches).unwrap().to_string()
+        };
+        assert_eq!(of(&cluster.context).await, of(&alone).await);
+    }
+    assert_eq!(count(&alone, summed).await, 15);
+    // A 26th of the customers, whose order is new in three of ten cases.
+    assert!((600..800).contains(&count(&alone, joined).await));
 }

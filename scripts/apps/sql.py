@@ -1,4 +1,4 @@
-"""scripts/bench-sql: TPC-H on several processes by datafusion-distributed, its own transport and ours, over TCP and with the library."""
+"""scripts/bench-sql: TPC-H, or two queries over TPC-C, on several processes by datafusion-distributed, its own transport and ours, over TCP and with the library."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import script, tpch
 from .series import tell
-from .transports import Failed
+from .transports import Failed, call
 
 # (transport, whether all processes have the library). The first is what the others are compared with.
 WAYS = [("grpc", False), ("thallus", False), ("grpc", True), ("thallus", True)]
@@ -21,23 +21,31 @@ def parse():
     parser = script.parser("bench-sql", __doc__)
     tpch.add_arguments(parser)
     parser.add_argument("--engine", type=Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--warehouses", type=int, metavar="N", help="two queries over the tables of TPC-C for N warehouses, instead of TPC-H")
     parser.add_argument("--workers", type=int, default=4, help="processes that compute (default 4)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each, after one that does not count (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement there")
     parser.add_argument("queries", type=int, nargs="*", metavar="N", help="numbers of queries (default all)")
     arguments = parser.parse_args()
-    arguments.queries = arguments.queries or sorted(tpch.QUERIES)
+    if arguments.warehouses is not None and arguments.queries:
+        parser.error("numbers are those of TPC-H")
+    known = sorted(tpch.QUERIES) if arguments.warehouses is None else [1, 2]
+    arguments.queries = arguments.queries or known
     for number in arguments.queries:
-        if number not in tpch.QUERIES:
+        if number not in known:
             parser.error(f"there is no query {number}")
-    if arguments.rounds < 1 or arguments.workers < 1 or arguments.scale <= 0:
-        parser.error("--rounds, --workers and --scale have to be above 0")
+    if arguments.rounds < 1 or arguments.workers < 1 or arguments.scale <= 0 or arguments.warehouses == 0:
+        parser.error("--rounds, --workers, --warehouses and --scale have to be above 0")
     return arguments
 
 
 def measure(arguments, folder):
-    data = folder / "tpch"
-    tpch.generate(arguments, data)
+    data = folder / "tables"
+    if arguments.warehouses is None:
+        tpch.generate(arguments, data)
+    else:
+        tell(f"\n== generate TPC-C for {arguments.warehouses} warehouses")
+        call([arguments.engine, "generate", data, "--warehouses", str(arguments.warehouses)])
     samples = []
     with Cluster(arguments, folder, False) as plain, Cluster(arguments, folder, True) as preloaded:
         for number in range(-1, arguments.rounds):
@@ -49,7 +57,8 @@ def measure(arguments, folder):
                 run = cluster.bench(data, transports)
                 samples.extend({**sample, "round": number} for sample in run if number >= 0)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"scale": arguments.scale, "samples": samples}, indent=1))
+        size = {"scale": arguments.scale} if arguments.warehouses is None else {"warehouses": arguments.warehouses}
+        arguments.json.write_text(json.dumps({**size, "samples": samples}, indent=1))
     report(arguments, samples)
     return 0
 
@@ -89,7 +98,8 @@ class Cluster:
         """What each query took once by each transport. The program compares rows and checksums with those of one process."""
         command = [self.arguments.engine, "bench", "--workers", ",".join(self.addresses), "--rounds", "1"]
         command += ["--data", data, "--transports", ",".join(transports), "--"]
-        command += [tpch.query(number, self.arguments.scale) for number in self.arguments.queries]
+        if self.arguments.warehouses is None:
+            command += [tpch.query(number, self.arguments.scale) for number in self.arguments.queries]
         done = subprocess.run(command, env=self.settings, capture_output=True, text=True)
         if done.returncode:
             raise Failed(f"{done.stderr.strip()}\n{self.logs.read_text()}")
@@ -101,8 +111,9 @@ class Cluster:
 
 
 def report(arguments, samples):
+    size = f"TPC-H at scale factor {arguments.scale:g}" if arguments.warehouses is None else f"TPC-C, {arguments.warehouses} warehouses"
     print(
-        f"\nTPC-H at scale factor {arguments.scale:g}, {arguments.workers} workers, {platform.machine()}, {os.cpu_count()} CPUs; "
+        f"\n{size}, {arguments.workers} workers, {platform.machine()}, {os.cpu_count()} CPUs; "
         f"milliseconds: medians of {arguments.rounds} (least to most). Each result equal to that of one process.\n"
     )
     titles = [script.title(*way) for way in WAYS]

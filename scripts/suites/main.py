@@ -1,6 +1,7 @@
 """scripts/test-suites: other people's test suites, natively and under the library, compared by test id."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -74,4 +75,6 @@ def report(compared):
 
 
 if __name__ == "__main__":
+    # A shell without job control has it ignored in the background, and tests would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(script.run("test-suites", test, parse()))
