@@ -340,7 +340,7 @@ pub(crate) fn add_other(fd: i32) {
     }
 }
 
-/// Whether `fd` is a TCP socket that has not connected.
+/// Whether `fd` is a socket that has not connected: TCP, or a Unix stream that an epoll set has.
 pub(crate) fn is_socket(fd: i32) -> bool {
     cell(fd).is_some_and(|cell| is_unconnected(cell.load(Ordering::Relaxed)))
 }

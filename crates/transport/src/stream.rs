@@ -343,7 +343,7 @@ impl Connection {
                 self.ring(fd, segment);
             }
             if pushed.bytes == 0 {
-                if self.make_room(&producer, control, source.left() as u64).map_err(lie)? {
+                if self.make_room(fd, &producer, control, source.left() as u64).map_err(lie)? {
                     continue;
                 }
                 break;
@@ -369,7 +369,7 @@ impl Connection {
     /// Opens a larger window if the ring is full: at once while it stays in cache, beyond that only if the reader
     /// has taken nothing since the ring was last full or changed its window: then the program may count on the kernel's
     /// capacity. Whoever would sleep asks [`Self::grow_for_sleeper`].
-    fn make_room(&self, producer: &Outlet<'_>, control: &Control, wanted: u64) -> Result<bool, Lie> {
+    fn make_room(&self, fd: i32, producer: &Outlet<'_>, control: &Control, wanted: u64) -> Result<bool, Lie> {
         let largest = settings().largest_class;
         let tail = control.tail();
         let stopped = self.block.full_at.swap(tail, Ordering::Relaxed) == tail;
@@ -379,15 +379,26 @@ impl Connection {
         if !stopped {
             return Ok(false);
         }
-        self.grow_beyond_cache(producer, wanted)
+        self.grow_beyond_cache(fd, producer, wanted)
     }
 
-    fn grow_beyond_cache(&self, producer: &Outlet<'_>, wanted: u64) -> Result<bool, Lie> {
-        let grown = producer.grow(wanted, settings().largest_class)?;
+    fn grow_beyond_cache(&self, fd: i32, producer: &Outlet<'_>, wanted: u64) -> Result<bool, Lie> {
+        let grown = producer.grow(wanted, self.largest_class(fd))?;
         if grown {
             self.block.roomy.store(1, Ordering::Relaxed);
         }
         Ok(grown)
+    }
+
+    /// The largest window that this end may fill. On `AF_UNIX` little more than the kernel's socket would take: who closes it is
+    /// told to the reader at once as a hang-up, and there are readers (libzmq) that then read no further.
+    fn largest_class(&self, fd: i32) -> u32 {
+        let largest = settings().largest_class;
+        if !self.is_unix() {
+            return largest;
+        }
+        let takes = unix::send_buffer(fd);
+        (HOT_CLASS..largest).find(|&class| class_size(class) >= takes).unwrap_or(largest)
     }
 
     /// Whether the peer has left something untaken, and taken nothing, during the last [`BLIND_PUSHES`] pushes. Asked for
@@ -557,7 +568,8 @@ impl Connection {
         let producer = segment.outlet();
         let grow = || -> Result<bool, Lie> {
             let within_cache = HOT_CLASS.min(settings().largest_class);
-            Ok(producer.grow(1, within_cache)? || self.grow_beyond_cache(&producer, class_size(HOT_CLASS))?)
+            Ok(producer.grow(1, within_cache)?
+                || self.grow_beyond_cache(fd, &producer, class_size(HOT_CLASS))?)
         };
         !producer.has_room() && grow().unwrap_or(false)
     }
@@ -574,7 +586,7 @@ impl Connection {
         let _ = if waits {
             producer.grow(1, HOT_CLASS.min(settings().largest_class))
         } else {
-            self.make_room(&producer, segment.outgoing(), 1)
+            self.make_room(fd, &producer, segment.outgoing(), 1)
         };
     }
 

@@ -111,6 +111,21 @@ pub fn is_stream(fd: BorrowedFd<'_>) -> bool {
         && integer_option(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Some(libc::SOCK_STREAM)
 }
 
+/// Whether `fd` is an `AF_UNIX` stream socket that neither listens nor is connected.
+pub fn is_unconnected(fd: BorrowedFd<'_>) -> bool {
+    is_stream(fd)
+        && integer_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(0)
+        && rustix::net::getpeername(fd).is_err_and(|errno| errno == Errno::NOTCONN)
+}
+
+/// How many bytes the kernel would take from the sender, its own structures included (`SO_SNDBUF`, unix(7)).
+pub(crate) fn send_buffer(fd: i32) -> u64 {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    integer_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF)
+        .map_or(0, |bytes| bytes.max(0).cast_unsigned().into())
+}
+
 /// Whether neither direction carries anything any more: the peer has closed its socket, or one side has shut down both.
 pub(crate) fn is_over(fd: i32) -> bool {
     has(fd, PollFlags::HUP)

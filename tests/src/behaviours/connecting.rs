@@ -108,7 +108,7 @@ fn echoes(side: &Side, count: usize) {
     }
 }
 
-fn echoes_one(side: &Side) {
+pub(super) fn echoes_one(side: &Side) {
     echoes(side, 1);
 }
 
@@ -275,7 +275,7 @@ fn connects_a_registered_copy(side: &Side) {
 }
 
 /// Asks for echoes on a connection that is in a set, edge-triggered, as `data`.
-fn asks_by_events(epfd: Fd, fd: Fd, data: u64) {
+pub(super) fn asks_by_events(epfd: Fd, fd: Fd, data: u64) {
     let wait = |for_what: libc::c_int| {
         quietly(|| {
             loop {

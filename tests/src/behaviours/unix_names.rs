@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::connecting::{asks_by_events, echoes_one};
 use super::peers::{answer_echoes, echo, request_echoes, send_all};
 use super::unix_streams::look;
 use super::{Behaviour, Tally};
@@ -23,6 +24,9 @@ pub(super) const ALL: &[Behaviour] = &[
     whole("listener_closed_before_it_accepts", closes_its_listener, is_never_accepted, Tally::Stayed(0))
         .tally(Tally::Stayed(0), Tally::Stayed(1)),
     whole("many_in_the_backlog", accepts_many, connects_many, Tally::Upgraded(5)),
+    whole("registered_before_it_connects", echoes_one, connects_what_is_registered, Tally::Upgraded(1)),
+    whole("registered_and_left_alone", echoes_one, connects_what_is_registered, Tally::Upgraded(0))
+        .environment(&[("THALLUS_UNIX", "!all")]),
     whole("without_a_name", talks_to_a_child, does_nothing, Tally::Stayed(0)),
     // The kernel counts no bytes: the two sides find out together.
     unseen("server_reads_unseen", serves_reading_unseen, asks_often),
@@ -41,6 +45,22 @@ const fn unseen(name: &'static str, left: fn(&Side), right: fn(&Side)) -> Behavi
     whole(name, left, right, Tally::Stayed(1))
         .environment(&[("THALLUS_UPGRADE_AFTER", "16")])
         .tally(STAYED, UNSEEN)
+}
+
+/// As nginx does with the sockets to its upstreams: the kernel tells of a hang-up at first.
+fn connects_what_is_registered(side: &Side) {
+    const ALL: libc::c_int = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+    let destination = side.destination();
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    let unused = calls::stream_socket(side.family, libc::SOCK_NONBLOCK).expect("socket");
+    calls::epoll_add(epfd, unused, ALL, 3).expect("EPOLL_CTL_ADD");
+    calls::close(unused).expect("close");
+    let fd = calls::stream_socket(side.family, libc::SOCK_NONBLOCK).expect("socket");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    assert_eq!(calls::epoll_wait(epfd, 4, 0).map(|ready| ready.len()), Ok(1));
+    calls::epoll_modify(epfd, fd, ALL, 2).expect("EPOLL_CTL_MOD");
+    calls::connect(fd, destination).expect("connect");
+    asks_by_events(epfd, fd, 2);
 }
 
 /// A folder that both sides know, and nobody else has; gone with its owner.

@@ -6,7 +6,7 @@ use libc::epoll_event;
 use rustix::fd::BorrowedFd;
 use thallus_transport::reason::Reason;
 use thallus_transport::settings::settings;
-use thallus_transport::tcp;
+use thallus_transport::{tcp, unix};
 
 use super::member::{EXCLUSIVE, Member, ONESHOT};
 use super::set::{self, Early, Members, Set};
@@ -22,8 +22,8 @@ pub(super) fn may_connect(fd: i32) -> bool {
         errno::keep(|| {
             // SAFETY: a number; the kernel says whether it is a socket.
             let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-            // Made by another program, perhaps, or a copy.
-            if fd >= 0 && tcp::is_unconnected(socket) {
+            // Made by another program, perhaps, or a copy, or AF_UNIX, of which nothing is known before.
+            if fd >= 0 && (tcp::is_unconnected(socket) || may_become_unix(socket)) {
                 table::discover_socket(fd);
             }
         });
@@ -31,7 +31,12 @@ pub(super) fn may_connect(fd: i32) -> bool {
     table::is_socket(fd)
 }
 
-/// `epoll_ctl(2)` for an unconnected TCP socket; `kernel` is the original.
+fn may_become_unix(socket: BorrowedFd<'_>) -> bool {
+    let settings = settings();
+    settings.shm && !settings.unix.is_empty() && unix::is_unconnected(socket)
+}
+
+/// `epoll_ctl(2)` for an unconnected socket; `kernel` is the original.
 pub(super) fn control(
     epfd: i32,
     operation: i32,
