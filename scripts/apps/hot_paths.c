@@ -4,8 +4,8 @@
  *   hot_paths CONNECTIONS [LIBRARY]     CONNECTIONS: in the largest epoll set
  *
  * Runs itself, with LIBRARY preloaded, and goes through what it counts instruction by instruction (ptrace(2),
- * PTRACE_SINGLESTEP). One thread has both ends of every connection in use, so no call that is counted waits, nobody spins,
- * and the counts do not depend on time. Prints a line "NAME INSTRUCTIONS" for each call. (valgrind has no room for 10,000 connections: it
+ * PTRACE_SINGLESTEP). One thread has both ends of every connection in use, so no call that is counted waits, and nobody spins.
+ * Of what does more now and then, by the clock, the least counts. Prints a line "NAME INSTRUCTIONS" for each call. (valgrind has no room for 10,000 connections: it
  * gives a program 64 GiB of addresses.) */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@
 
 /* A step takes some microseconds, up to 20 in a virtual machine. CALLS is a multiple of 8: of as many waits in a row one asks
  * the kernel, too. */
-enum { CALLS = 8, SMALL = 64, READY = 10, WARM_UP = 64, MANY = 640, LIVES = 2, LIVES_BEFORE = 10 };
+enum { CALLS = 8, SMALL = 64, READY = 10, WARM_UP = 64, MANY = 640, LIVES = 4, LIVES_BEFORE = 8 };
 
 /* What the two processes share. */
 static volatile struct {
@@ -66,11 +66,21 @@ static void expect(const char *what, long result, long wanted) {
         result;                    \
     })
 
-static long empty;
+static long empty, least = -1;
+
+/* What was counted is one of several that should be the same. */
+static void again(void) {
+    long mean = shared->instructions / shared->calls - empty;
+    if (least < 0 || mean < least)
+        least = mean;
+    shared->calls = shared->instructions = 0;
+}
 
 static void tell(const char *name) {
-    printf("%s %ld\n", name, shared->instructions / shared->calls - empty);
-    shared->calls = shared->instructions = 0;
+    if (shared->calls)
+        again();
+    printf("%s %ld\n", name, least);
+    least = -1;
 }
 
 static struct sockaddr_in address = {.sin_family = AF_INET};
@@ -136,8 +146,10 @@ static void waits(struct pair pair) {
         expect("recv", COUNTED(recv(pair.server, buffer, SMALL, MSG_DONTWAIT)), -1);
     tell("recv of nothing");
     struct pollfd one = {.fd = pair.server, .events = POLLIN};
-    for (int i = 0; i < CALLS; i++)
+    for (int i = 0; i < CALLS; i++) {
         expect("poll", COUNTED(poll(&one, 1, 0)), 0);
+        again();
+    }
     tell("poll of nothing");
     expect("send", send(pair.client, buffer, SMALL, 0), SMALL);
     for (int i = 0; i < CALLS; i++)
@@ -215,8 +227,10 @@ static int live(int listener, int count) {
 static void lives(int listener, int count, const char *name) {
     for (int i = 0; i < LIVES_BEFORE; i++)
         live(listener, count);
-    for (int i = 0; i < LIVES; i++)
+    for (int i = 0; i < LIVES; i++) {
         COUNTED(live(listener, count));
+        again();
+    }
     tell(name);
 }
 
