@@ -41,9 +41,7 @@ const SOON: Duration = Duration::from_secs(3);
 
 /// What is about shared memory, its rendezvous or settings that name it, or a known limitation between hosts.
 const ONE_HOST: &[&str] = &[
-    "scarce::",
     "hostile::",
-    "lying::",
     "unseen::",
     "connecting::by_shared_memory_only",
     "connecting::wrong_settings",
@@ -73,12 +71,9 @@ const TCP: &[&str] = &[
     "hostile::",
     "inside_libc::",
     "lending::",
-    "lying::",
-    "scarce::",
     "short_before::",
     "unaffected::",
     "unseen::",
-    "waiting::",
 ];
 
 /// What is run with each order in which messages may be written.

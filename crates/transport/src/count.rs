@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
 use crate::reason::Reason;
-use crate::rendezvous::Failure;
+use crate::rendezvous::{Failure, no_diag};
 use crate::segment::Segment;
 use crate::{tcp, unix};
 
@@ -105,7 +105,7 @@ impl Connection {
         let taken = theirs.taken.load(Ordering::Acquire);
         let sent = theirs.sent.load(Ordering::Acquire);
         let here = tcp::unread(fd).map_err(|_| Failure::NotYet)?;
-        let there = unix::unread_by_peer(fd).map_err(|_| Failure::Stay(Reason::NoDiag))?;
+        let there = unix::unread_by_peer(fd).map_err(no_diag)?;
         fence(Ordering::SeqCst);
         let moves = before.iter().any(|count| count % 2 != 0) || before != counting();
         // Nobody is there any more.

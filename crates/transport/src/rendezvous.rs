@@ -71,7 +71,6 @@ impl Ends {
 
     /// The user who owns the client's socket, or the server's.
     fn owner(self, of_client: bool) -> Result<u32, Failure> {
-        let no_diag = |_| Failure::Stay(Reason::NoDiag);
         match self {
             Self::Internet { client, server } => {
                 let (local, peer) = if of_client { (client, server) } else { (server, client) };
@@ -137,6 +136,14 @@ fn out_of(errno: Errno) -> Failure {
         Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC | Errno::FBIG => Failure::Stay(Reason::NoMemory),
         Errno::NOSYS => Failure::Stay(Reason::KernelTooOld),
         _ => Failure::Stay(Reason::NoAnswer),
+    }
+}
+
+/// Why sock_diag(7) could not be asked.
+pub(crate) fn no_diag(errno: Errno) -> Failure {
+    match out_of(errno) {
+        lacks @ Failure::Stay(Reason::NoFds | Reason::NoMemory) => lacks,
+        _ => Failure::Stay(Reason::NoDiag),
     }
 }
 

@@ -154,7 +154,7 @@ impl Connection {
             if is_client {
                 Ends::Unix { client: own, server: None }
             } else {
-                let known = unix::look_up(own).map_err(|_| Failure::Stay(Reason::NoDiag))?;
+                let known = unix::look_up(own).map_err(rendezvous::no_diag)?;
                 let client = known.ok_or(Failure::Stay(Reason::NoDiag))?.peer;
                 Ends::Unix { client, server: Some(own) }
             }

@@ -13,7 +13,10 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("asleep_in_poll", asleep_in_poll, waits).takes_long(),
     Behaviour::connected("asleep_in_select", asleep_in_select, waits).takes_long(),
     Behaviour::connected("asleep_in_epoll", asleep_in_epoll, waits).takes_long(),
-    Behaviour::connected("asleep_in_edge_triggered_epoll", asleep_in_edge_epoll, waits).takes_long(),
+    // `AF_UNIX` tells of room anew whenever the peer has read.
+    Behaviour::connected("asleep_in_edge_triggered_epoll", asleep_in_edge_epoll, waits)
+        .takes_long()
+        .tcp_only(),
     Behaviour::connected("asleep_with_unread_data", asleep_with_unread_data, sends_and_waits).takes_long(),
     Behaviour::connected("asleep_in_send", asleep_in_send, waits).takes_long(),
     Behaviour::connected("asleep_until_writable", asleep_until_writable, waits).takes_long(),
