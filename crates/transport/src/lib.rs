@@ -1,7 +1,7 @@
 //! Moves the bytes of one TCP connection another way. Knows no hook and no Arrow.
 //!
-//! [`connection`] is one connection's life, [`search`] its way to its peer; [`stream`] its bytes; `socket` its bells; `wait`, [`spin`] and [`ready`] its
-//! sleepers. Below them are [`ring`], [`control`] and [`segment`] (what peers share), [`arena`] and [`lock`] (what forks share) and
+//! [`connection`] is one connection's life, [`search`] its way to its peer; [`stream`] its bytes, and `room` how many of them may be
+//! unread; `socket` its bells; `wait`, [`spin`] and [`ready`] its sleepers. Below them are [`ring`], [`control`] and [`segment`] (what peers share), [`arena`] and [`lock`] (what forks share) and
 //! [`rendezvous`] (how two ends on one host meet). With another host the fabric is [`verbs`], and both ends meet by a
 //! [`greeting`] on the TCP connection itself.
 
@@ -41,6 +41,8 @@ pub mod rendezvous;
 #[cfg(not(loom))]
 mod restart;
 pub mod ring;
+#[cfg(not(loom))]
+mod room;
 #[cfg(not(loom))]
 pub mod search;
 #[cfg(not(loom))]
