@@ -62,9 +62,6 @@ pub(crate) fn connected(fd: i32, target: Target, result: i32) {
         };
         if is_ours {
             table::track(fd, Role::Client, service, result == 0);
-        } else if table::is_socket(fd) && result == 0 {
-            // It was registered before, and its name is left alone.
-            table::add_other(fd);
         }
     });
 }
