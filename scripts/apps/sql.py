@@ -34,7 +34,7 @@ def parse():
     for number in arguments.queries:
         if number not in known:
             parser.error(f"there is no query {number}")
-    if arguments.rounds < 1 or arguments.workers < 1 or arguments.scale <= 0 or arguments.warehouses == 0:
+    if arguments.rounds < 1 or arguments.workers < 1 or arguments.scale <= 0 or (arguments.warehouses is not None and arguments.warehouses < 1):
         parser.error("--rounds, --workers, --warehouses and --scale have to be above 0")
     return arguments
 
