@@ -181,7 +181,7 @@ impl Connection {
             ring_bytes_received,
             tcp_bytes_sent,
             tcp_bytes_received,
-            doorbells_sent: block.doorbells.load(ORDERING),
+            doorbells_sent: block.bells(),
             sleeps: block.sleeps.load(ORDERING),
             spin_hits: block.spin_hits.load(ORDERING),
             age_seconds: now_ns.saturating_sub(block.opened_ns()) as f64 / 1e9,

@@ -138,7 +138,7 @@ fn counters_grow_with_traffic_by_fabric() {
     block.ring_sent.store(3 * MANY, Relaxed);
     block.ring_received.store(5 * MANY, Relaxed);
     block.tcp_sent.store(7 * MANY, Relaxed);
-    for counter in [&block.doorbells, &block.sleeps, &block.spin_hits] {
+    for counter in [&block.chimes, &block.sleeps, &block.spin_hits] {
         counter.store(2 * MANY, Relaxed);
     }
     other.raise(flag::VERBS | flag::RETURNED);

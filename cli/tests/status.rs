@@ -69,7 +69,8 @@ fn a_connection_over_shared_memory_is_shown_with_all_its_numbers() {
     block.tcp_received.store(2, Relaxed);
     block.ring_sent.store(30, Relaxed);
     block.ring_received.store(40, Relaxed);
-    block.doorbells.store(5, Relaxed);
+    block.doorbells.store(4, Relaxed);
+    block.chimes.store(1, Relaxed);
     block.sleeps.store(6, Relaxed);
     block.spin_hits.store(7, Relaxed);
 

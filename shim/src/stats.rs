@@ -30,6 +30,7 @@ struct Totals {
     tcp_sent: u64,
     tcp_received: u64,
     doorbells: u64,
+    chimes: u64,
     sleeps: u64,
     spin_hits: u64,
 }
@@ -46,6 +47,7 @@ impl Totals {
             tcp_sent: 0,
             tcp_received: 0,
             doorbells: 0,
+            chimes: 0,
             sleeps: 0,
             spin_hits: 0,
         }
@@ -64,7 +66,8 @@ impl Totals {
         self.ring_received += load(&block.ring_received);
         self.tcp_sent += load(&block.tcp_sent);
         self.tcp_received += load(&block.tcp_received);
-        self.doorbells += load(&block.doorbells);
+        self.doorbells += block.bells();
+        self.chimes += load(&block.chimes);
         self.sleeps += load(&block.sleeps);
         self.spin_hits += load(&block.spin_hits);
     }
@@ -108,6 +111,7 @@ impl Totals {
             "tcp_bytes_sent": self.tcp_sent,
             "tcp_bytes_received": self.tcp_received,
             "doorbells_sent": self.doorbells,
+            "chimes_sent": self.chimes,
             "sleeps": self.sleeps,
             "spin_hits": self.spin_hits,
         })

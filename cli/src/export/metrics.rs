@@ -64,7 +64,7 @@ pub(super) fn text(report: &Report, totals: &Totals) -> prometheus::Result<Strin
         }
     }
     let counters = [
-        ("thallus_doorbells_sent_total", "Times a sleeping peer was woken over TCP.", sums.doorbells),
+        ("thallus_doorbells_sent_total", "Times a sleeping peer was woken.", sums.doorbells),
         (
             "thallus_sleeps_total",
             "Times a thread slept in the kernel for a connection that had left TCP.",

@@ -78,7 +78,7 @@ fn read(block: &Block) -> Option<(Generation, Sums, Option<Reason>)> {
         ends: 1,
         sent: by_fabric(load(&block.ring_sent), load(&block.tcp_sent)),
         received: by_fabric(load(&block.ring_received), load(&block.tcp_received)),
-        doorbells: load(&block.doorbells),
+        doorbells: block.bells(),
         sleeps: load(&block.sleeps),
         spin_hits: load(&block.spin_hits),
     };

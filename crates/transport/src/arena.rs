@@ -167,7 +167,7 @@ pub struct Block {
     pub tcp_sent: AtomicU64,
     /// Application bytes sent through the ring.
     pub ring_sent: AtomicU64,
-    /// Doorbells rung.
+    /// Doorbells rung over TCP.
     pub doorbells: AtomicU64,
     /// The consumer's position when the ring was last found full.
     pub full_at: AtomicU64,
@@ -192,7 +192,9 @@ pub struct Block {
     /// Of `AF_UNIX`: bytes of the server's name, and the name.
     name_length: AtomicU32,
     name: [AtomicU32; NAME_BYTES / size_of::<u32>()],
-    _pad3: [u32; 13],
+    /// Doorbells rung beside TCP ([`crate::chime`]).
+    pub chimes: AtomicU64,
+    _pad3: [u32; 11],
 }
 
 const _: () = assert!(size_of::<Block>() == 512);
@@ -244,6 +246,11 @@ pub fn age(opened_ns: u64) -> Duration {
 }
 
 impl Block {
+    /// Times a sleeping peer was woken, whichever way.
+    pub fn bells(&self) -> u64 {
+        self.doorbells.load(Ordering::Relaxed).wrapping_add(self.chimes.load(Ordering::Relaxed))
+    }
+
     /// Bytes taken from the kernel and not yet given to the application: where in the side buffer they are. Changed under
     /// the receive lock, in one store.
     pub fn side(&self) -> Range<u64> {

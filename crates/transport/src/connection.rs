@@ -415,7 +415,7 @@ impl Connection {
     }
 
     /// Internal file descriptors that belong to this connection.
-    pub fn internal_fds(&self) -> [Option<i32>; 4] {
+    pub fn internal_fds(&self) -> [Option<i32>; 5] {
         let bargain = self.bargain.try_lock().map_or([None; 2], |bargain| {
             [&bargain.offer, &bargain.arrived].map(|fd| fd.as_ref().map(|fd| fd.as_fd().as_raw_fd()))
         });
@@ -425,7 +425,7 @@ impl Connection {
             .map(Link::internal_fds)
             .or_else(|| self.pending.try_lock().ok()?.as_ref().map(|(link, _)| link.internal_fds()));
         let [wake, manager] = link.unwrap_or_default();
-        [bargain[0], bargain[1], wake, manager]
+        [bargain[0], bargain[1], wake, manager, self.segment().and_then(Segment::mail_fd)]
     }
 
     /// What a waiting call has to watch beside the socket: it becomes readable when the connection goes back to TCP.

@@ -29,24 +29,41 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 #[repr(C, align(128))]
 pub struct Line<T>(pub T);
 
-/// `u32 sequence | u32 sleepers`, written by the side that sleeps.
+/// `u32 sequence | u16 listeners | u16 sleepers`, written by the side that sleeps. Listeners are those of the sleepers whom a chime wakes,
+/// too ([`crate::waiting::ring`]).
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Armed(AtomicU64);
 
 const STEP: u64 = 1 << 32;
+const LISTENER: u64 = 1 << 16;
+
+/// Which bells wake a sleeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wakes {
+    /// Those on TCP.
+    ByTcp = 1,
+    /// These, and chimes.
+    ByChime = 1 | LISTENER as isize,
+}
 
 impl Armed {
     /// Announces one more sleeper. It must look at the ring again before it sleeps, and [`Self::disarm`]
     /// afterwards.
-    pub fn arm(&self) {
-        self.0.fetch_add(STEP | 1, Ordering::SeqCst);
+    pub fn arm(&self, wakes: Wakes) {
+        self.0.fetch_add(STEP + wakes as u64, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// One sleeper less.
-    pub fn disarm(&self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+    /// One sleeper less, of those that are armed so.
+    pub fn disarm(&self, wakes: Wakes) {
+        self.0.fetch_sub(wakes as u64, Ordering::SeqCst);
+    }
+
+    /// How many sleep, and how many of these listen for chimes.
+    pub(crate) fn sleepers(&self) -> (u16, u16) {
+        let word = self.word();
+        (word as u16, (word >> 16) as u16)
     }
 
     /// Makes the next publish ring again, for the sleepers that stay, before bells are taken away. The

@@ -8,6 +8,8 @@
 pub mod arena;
 pub mod buffers;
 #[cfg(not(loom))]
+pub mod chime;
+#[cfg(not(loom))]
 pub mod configuration;
 #[cfg(not(loom))]
 pub mod connection;

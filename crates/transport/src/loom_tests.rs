@@ -16,7 +16,7 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 
-use crate::control::{Control, end};
+use crate::control::{Control, Wakes, end};
 use crate::ring::{Consumer, Known, Memory, Producer, class_offset, has_room};
 use crate::waiting::{self, Side};
 
@@ -49,6 +49,8 @@ struct Unread {
     ended: bool,
     /// How often something has arrived.
     arrivals: u64,
+    /// What has been rung beside TCP, and nobody has heard yet: as if the receiver's ear were part of the pipe.
+    chimes: u64,
 }
 
 impl Pipe {
@@ -75,8 +77,18 @@ impl Pipe {
         }
     }
 
-    /// An edge-triggered wait: until something arrives that was not there when the wait began, unless `done`.
-    fn sleep_until_arrival(&self, done: impl FnOnce() -> bool) {
+    /// As [`Self::sleep_until_readable`], or until a chime, which is then heard.
+    fn sleep_until_chime(&self) {
+        let mut state = self.lock();
+        while !state.is_readable() && state.chimes == 0 {
+            state = self.arrival.wait(state).unwrap();
+        }
+        state.chimes = 0;
+    }
+
+    /// An edge-triggered wait: until something arrives that was not there when the wait began, unless `done`. A chime ends it, and is
+    /// heard, if the sleeper `listens`.
+    fn sleep_until_arrival(&self, listens: bool, done: impl FnOnce() -> bool) {
         let mut seen = self.lock().arrivals;
         if done() {
             return;
@@ -87,7 +99,7 @@ impl Pipe {
                 state = self.arrival.wait(state).unwrap();
             }
             // What somebody else has taken meanwhile, epoll(7) does not report.
-            if state.is_readable() {
+            if state.is_readable() || listens && std::mem::take(&mut state.chimes) > 0 {
                 return;
             }
             seen = state.arrivals;
@@ -235,7 +247,7 @@ impl End {
                 if clear {
                     self.from.pipe.sleep_until_readable();
                 } else {
-                    self.from.pipe.sleep_until_arrival(|| {
+                    self.from.pipe.sleep_until_arrival(false, || {
                         waiting::renew(self, false, true);
                         done()
                     });
@@ -322,23 +334,58 @@ impl End {
         }
     }
 
-    /// As poll(2) for writing alone.
-    fn poll_writable(&self) {
-        while !self.has_space() {
-            let clear = waiting::arm(self, false, true);
+    /// As [`Self::recv`] by way of poll(2), by the thread that has claimed the ear.
+    fn recv_listening(&self) -> Vec<u8> {
+        loop {
+            match self.try_recv(ROOM) {
+                Err(Errno::AGAIN) => {}
+                result => return result.unwrap(),
+            }
+            waiting::arm(self, true, false, Wakes::ByChime);
+            if !self.is_readable() {
+                self.from.pipe.sleep_until_chime();
+                self.interpret();
+            }
+            waiting::disarm(&self.from.control, &self.to.control, false, Wakes::ByChime);
+        }
+    }
+
+    /// As [`Self::send`] by way of poll(2), by the thread that has claimed the ear.
+    fn send_listening(&self, byte: u8) {
+        while self.try_send(&[byte]) == 0 {
+            let clear = waiting::arm(self, false, true, Wakes::ByChime);
             if !self.has_space() {
                 if clear {
-                    self.from.pipe.sleep_until_readable();
+                    self.from.pipe.sleep_until_chime();
                 } else {
-                    self.from.pipe.sleep_until_arrival(|| {
+                    self.from.pipe.sleep_until_arrival(true, || {
                         waiting::renew(self, true, true);
                         self.has_space()
                     });
                 }
                 self.interpret();
             }
-            self.from.control.data_armed.0.disarm();
-            self.to.control.space_armed.0.disarm();
+            waiting::disarm(&self.from.control, &self.to.control, true, Wakes::ByChime);
+        }
+    }
+
+    /// As poll(2) for writing alone.
+    fn poll_writable(&self) {
+        while !self.has_space() {
+            let clear = waiting::arm(self, false, true, Wakes::ByTcp);
+            if !self.has_space() {
+                if clear {
+                    self.from.pipe.sleep_until_readable();
+                } else {
+                    self.from.pipe.sleep_until_arrival(false, || {
+                        waiting::renew(self, true, true);
+                        self.has_space()
+                    });
+                }
+                self.interpret();
+            }
+            self.from.control.data_armed.0.disarm(Wakes::ByTcp);
+            self.to.control.space_armed.0.disarm(Wakes::ByTcp);
         }
     }
 
@@ -346,19 +393,19 @@ impl End {
     fn poll_end(&self) {
         let ended = || self.from.control.end() & end::FIN != 0;
         while !ended() {
-            let clear = waiting::arm(self, false, false);
+            let clear = waiting::arm(self, false, false, Wakes::ByTcp);
             if !ended() {
                 if clear {
                     self.from.pipe.sleep_until_readable();
                 } else {
-                    self.from.pipe.sleep_until_arrival(|| {
+                    self.from.pipe.sleep_until_arrival(false, || {
                         waiting::renew(self, true, false);
                         ended()
                     });
                 }
                 self.interpret();
             }
-            self.from.control.data_armed.0.disarm();
+            self.from.control.data_armed.0.disarm(Wakes::ByTcp);
         }
     }
 
@@ -451,6 +498,11 @@ impl Side for End {
 
     fn put_bell(&self) -> bool {
         self.to.pipe.put(|unread| unread.bells += 1);
+        true
+    }
+
+    fn chime(&self) -> bool {
+        self.to.pipe.put(|unread| unread.chimes += 1);
         true
     }
 

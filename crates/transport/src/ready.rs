@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::arena::flag;
 use crate::connection::Connection;
-use crate::control::{NOT_SWITCHED, end};
+use crate::control::{NOT_SWITCHED, Wakes, end};
 use crate::introduction::YES;
 use crate::segment::Segment;
 use crate::{tcp, waiting};
@@ -217,39 +217,41 @@ impl Connection {
     /// Announces a sleeper in a waiting call: for data, and for space if `asked` wants to write. Takes
     /// spent bells away, so that the sleep is one. False if bells or bytes had to stay that would keep
     /// waking a call which does not ask for data. Always followed by [`Self::disarm`].
-    pub fn arm(&self, fd: i32, asked: u32) -> bool {
+    pub fn arm(&self, fd: i32, asked: u32, wakes: Wakes) -> bool {
         let Some(segment) = self.segment() else { return true };
         if asked & bit::WRITE != 0 {
             self.grow_for_sleeper(fd, segment);
         }
         let side = self.socket(fd, segment);
-        let clear = waiting::arm(&side, asked & bit::READ != 0, asked & bit::WRITE != 0);
+        let clear = waiting::arm(&side, asked & bit::READ != 0, asked & bit::WRITE != 0, wakes);
         self.look_for_the_end(fd, segment);
         self.mend_if_failing(fd);
         clear
     }
 
     /// Undoes [`Self::arm`].
-    pub fn disarm(&self, asked: u32) {
-        let Some(segment) = self.segment() else { return };
-        segment.incoming().data_armed.0.disarm();
-        if asked & bit::WRITE != 0 {
-            segment.outgoing().space_armed.0.disarm();
-        }
+    pub fn disarm(&self, asked: u32, wakes: Wakes) {
+        self.disarm_cold(asked & bit::WRITE != 0, wakes);
+    }
+
+    /// Which bells wake a thread of this process that sleeps on the connection, and on the process's ear if `listens`.
+    pub fn wakes(&self, listens: bool) -> Wakes {
+        let by_chime = listens && self.segment().is_some_and(Segment::has_given_mouth);
+        if by_chime { Wakes::ByChime } else { Wakes::ByTcp }
     }
 
     /// Arms for a registration in an event loop: for data, and for space if it `writes`. Bells that are left over
     /// are taken away if nobody needs them. Always followed by one [`Self::disarm_cold`] of the same kind.
-    pub fn arm_cold(&self, fd: i32, writes: bool) {
+    pub fn arm_cold(&self, fd: i32, writes: bool, wakes: Wakes) {
         let Some(segment) = self.segment() else { return };
         if writes {
             self.grow_for_sleeper(fd, segment);
         }
         let side = self.socket(fd, segment);
         if self.may_leave_bells(segment) {
-            waiting::arm_words(&side, writes);
+            waiting::arm_words(&side, writes, wakes);
         } else {
-            waiting::arm_cold(&side, writes);
+            waiting::arm_cold(&side, writes, wakes);
         }
         self.look_for_the_end(fd, segment);
         self.mend_if_failing(fd);
@@ -293,12 +295,9 @@ impl Connection {
     }
 
     /// Undoes [`Self::arm_cold`].
-    pub fn disarm_cold(&self, writes: bool) {
+    pub fn disarm_cold(&self, writes: bool, wakes: Wakes) {
         let Some(segment) = self.segment() else { return };
-        segment.incoming().data_armed.0.disarm();
-        if writes {
-            segment.outgoing().space_armed.0.disarm();
-        }
+        waiting::disarm(segment.incoming(), segment.outgoing(), writes, wakes);
     }
 
     /// The application's readiness, after the kernel reported `events` on the socket.

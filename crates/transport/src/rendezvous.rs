@@ -33,6 +33,7 @@ use rustix::net::{
     listen, recvmsg, sendmsg, socket_with,
 };
 
+use crate::chime::{self, Mouth};
 use crate::reason::Reason;
 use crate::segment::{Nonce, Segment};
 use crate::uninterrupted::Descriptor;
@@ -67,6 +68,11 @@ impl Ends {
             Self::Internet { client, server } => format!("thallus/1/{client}-{server}"),
             Self::Unix { client, .. } => format!("thallus/1/unix/{client}"),
         })
+    }
+
+    /// Whether a bell costs more over the connection than over another socket of `AF_UNIX`.
+    fn may_chime(self) -> bool {
+        matches!(self, Self::Internet { .. })
     }
 
     /// The user who owns the client's socket, or the server's.
@@ -209,12 +215,13 @@ pub fn answer(ends: Ends, enter: impl FnOnce(&Segment), place: Place) -> Result<
     let mut message = [0; MESSAGE_BYTES];
     message[..8].copy_from_slice(&MESSAGE_MAGIC);
     message[8..].copy_from_slice(&nonce);
-    let fds = [memory.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mouth = ends.may_chime().then(|| chime::mouth(place)).flatten();
+    let fds = [Some(memory.as_fd()), mouth].into_iter().flatten().collect::<Vec<_>>();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
     sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).map_err(out_of)?;
-    Ok(segment.met(uid))
+    Ok(segment.met(uid).gave(mouth.is_some(), Some(socket).filter(|_| ends.may_chime())))
 }
 
 /// Client: takes the segment, if the server has answered. A server that has connected but not sent
@@ -230,7 +237,7 @@ pub fn collect(
         None => admit(offer, ends, place)?,
     };
     let mut message = [0; MESSAGE_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received =
         recvmsg(&socket, &mut [IoSliceMut::new(&mut message)], &mut control, RecvFlags::CMSG_CLOEXEC);
@@ -246,12 +253,15 @@ pub fn collect(
         // It could not make a segment, and knows why; it may come back.
         return Err(Failure::NotYet);
     }
-    let memory = control
+    let mut fds = control
         .drain()
-        .find_map(|part| match part {
-            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        .filter_map(|part| match part {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
             _ => None,
         })
+        .flatten();
+    let memory = fds
+        .next()
         // The kernel cuts off a descriptor for which the process has no number left.
         .ok_or(Failure::Stay(if cut { Reason::NoFds } else { Reason::BadOffer }))?;
     if received != MESSAGE_BYTES || message[..8] != MESSAGE_MAGIC {
@@ -263,7 +273,13 @@ pub fn collect(
         crate::segment::OfferError::Map(errno) => out_of(errno),
         _ => Failure::Stay(Reason::BadOffer),
     })?;
-    Ok(segment.met(uid_of_peer(socket.as_fd())?))
+    let uid = uid_of_peer(socket.as_fd())?;
+    let segment = segment.met(uid);
+    if !ends.may_chime() {
+        return Ok(segment);
+    }
+    let mouth = fds.next().and_then(|fd| Mouth::adopt(fd, uid, place));
+    Ok(segment.got(mouth, socket))
 }
 
 /// Accepts whoever answers the offer, if it is the server. A stranger's connection is dropped and the offer

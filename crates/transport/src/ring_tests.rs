@@ -5,6 +5,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::*;
+use crate::control::Wakes;
 use crate::sync::Ordering;
 
 /// Bytes whose memory is counted.
@@ -256,12 +257,12 @@ fn a_publish_rings_once_for_each_time_that_somebody_armed() {
     // SAFETY: a live array.
     let rings = || unsafe { producer.push(b"x".as_ptr(), 1) }.unwrap().ring;
     assert!(!rings());
-    control.data_armed.0.arm();
+    control.data_armed.0.arm(Wakes::ByTcp);
     assert!(rings());
     assert!(!rings());
     control.data_armed.0.renew();
     assert!(rings());
-    control.data_armed.0.disarm();
+    control.data_armed.0.disarm(Wakes::ByTcp);
     control.data_armed.0.renew();
     assert!(!rings());
 }

@@ -30,10 +30,10 @@ mod ends;
 
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
@@ -45,17 +45,20 @@ use rustix::thread::CpuSet;
 use thiserror::Error;
 
 use crate::arena::Role;
+use crate::chime::{self, Mouth};
 use crate::control::{Control, end};
 use crate::lending::{AREA_BYTES, Area, LOANS_BYTES};
 use crate::process;
 use crate::ring::{Consumer, DIRECTION_BYTES, Known, class_size};
+use crate::settings::settings;
+use crate::uninterrupted::{Descriptor, Uninterrupted};
 use crate::verbs::link::Link;
 
 use ends::Windows;
 pub(crate) use ends::{Inlet, Outlet};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 const HELLO_OFFSET: usize = 512;
 const CONTROL_OFFSET: [usize; 2] = [1024, 2048];
 const DATA_OFFSET: usize = 4096;
@@ -170,6 +173,12 @@ pub struct Segment {
     /// held.
     area: AtomicPtr<Area>,
     link: OnceLock<Link>,
+    /// By which the peer's process is woken, once it is known whether it can be.
+    mouth: OnceLock<Option<Arc<Mouth>>>,
+    /// Where the peer sends its mouth, or is to be sent this process's.
+    mail: Mutex<Option<Descriptor>>,
+    /// The process that has given the peer its mouth; 0 if none has.
+    given_by: AtomicU32,
     /// Of the outgoing direction.
     known: Known,
     /// A position of the incoming direction, and the offset in memory of its byte: see [`Self::expect`].
@@ -317,14 +326,84 @@ impl Segment {
         let _ = unsafe { madvise(base, SEGMENT_BYTES, Advice::LinuxDontDump) };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         let area = AtomicPtr::new(std::ptr::null_mut());
-        let (link, next) = (OnceLock::new(), [const { crate::sync::AtomicU64::new(0) }; 2]);
-        Ok(Self { base, role, alone, lendable: false, peer_uid: None, area, link, known: Known::new(), next })
+        Ok(Self {
+            base,
+            role,
+            alone,
+            lendable: false,
+            peer_uid: None,
+            area,
+            link: OnceLock::new(),
+            mouth: OnceLock::new(),
+            mail: Mutex::new(None),
+            given_by: AtomicU32::new(0),
+            known: Known::new(),
+            next: [const { crate::sync::AtomicU64::new(0) }; 2],
+        })
     }
 
     /// Notes who is at the other end.
     pub(crate) fn met(mut self, uid: u32) -> Self {
         self.peer_uid = Some(uid);
         self
+    }
+
+    /// Notes the peer's mouth, which has come with the segment, and where it waits for this process's.
+    pub(crate) fn got(mut self, mouth: Option<Arc<Mouth>>, mail: Descriptor) -> Self {
+        (self.mouth, self.mail) = (OnceLock::from(mouth), Mutex::new(Some(mail)));
+        self
+    }
+
+    /// Notes whether the peer has been given this process's mouth, and where its own will come.
+    pub(crate) fn gave(mut self, given: bool, mail: Option<Descriptor>) -> Self {
+        self.given_by = AtomicU32::new(if given { process::id() } else { 0 });
+        self.mail = Mutex::new(mail);
+        self
+    }
+
+    /// Client: gives the server this process's mouth, if it is to have one. To be called before [`Self::set_ready`].
+    pub(crate) fn give_mouth(&self) {
+        let mail = self.mail.try_lock().ok().and_then(|mut mail| mail.take());
+        if let Some(mail) = mail
+            && chime::give(mail.as_fd(), settings().place)
+        {
+            self.given_by.store(process::id(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the peer can wake this process by its ear.
+    pub(crate) fn has_given_mouth(&self) -> bool {
+        self.given_by.load(Ordering::Relaxed) == process::id()
+    }
+
+    /// By which the peer's process is woken, if it has given that.
+    pub(crate) fn mouth(&self) -> Option<&Mouth> {
+        match self.mouth.get() {
+            Some(mouth) => mouth.as_deref(),
+            None => self.fetch_mouth(),
+        }
+    }
+
+    #[cold]
+    fn fetch_mouth(&self) -> Option<&Mouth> {
+        let uid = self.peer_uid?;
+        let _uninterrupted = Uninterrupted::begin();
+        // In a fork the parent's thread may have it for ever.
+        let mut mail = self.mail.try_lock().ok()?;
+        let socket = mail.take()?;
+        match chime::receive(socket.as_fd(), uid, settings().place) {
+            Ok(mouth) => {
+                let _ = self.mouth.set(mouth);
+            }
+            Err(_) => *mail = Some(socket),
+        }
+        drop(mail);
+        self.mouth.get()?.as_deref()
+    }
+
+    /// The descriptor over which mouths are exchanged.
+    pub(crate) fn mail_fd(&self) -> Option<i32> {
+        self.mail.try_lock().ok()?.as_ref().map(|mail| mail.as_fd().as_raw_fd())
     }
 
     /// Whether the process at the other end was one that may do anything to this one anyway.

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use crate::arena::{State, flag};
 use crate::buffers::Buffers;
+use crate::chime::Mouth;
 use crate::connection::Connection;
 use crate::control::Control;
 use crate::lock::Guard;
@@ -247,6 +248,14 @@ impl Side for Socket<'_> {
 
     fn put_bell(&self) -> bool {
         self.connection.put_bell(self.fd)
+    }
+
+    fn chime(&self) -> bool {
+        let rings = self.segment.mouth().is_some_and(Mouth::ring);
+        if rings {
+            self.connection.block.chimes.fetch_add(1, Ordering::Relaxed);
+        }
+        rings
     }
 
     fn pause(&self) {

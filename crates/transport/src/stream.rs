@@ -402,6 +402,8 @@ impl Connection {
         // A peer that asks for the way back sees that, or this side sees that it has asked.
         fence(Ordering::SeqCst);
         self.block.send_switched.store(1, Ordering::Release);
+        // It would hold a descriptor until the peer sleeps.
+        segment.mouth();
         true
     }
 

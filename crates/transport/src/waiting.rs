@@ -11,7 +11,7 @@
 
 use rustix::io::Errno;
 
-use crate::control::{Control, NOT_SWITCHED, end};
+use crate::control::{Control, NOT_SWITCHED, Wakes, end};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// One side of an active connection, as its sleepers need it.
@@ -49,6 +49,10 @@ pub(crate) trait Side {
     fn take_bells(&self, most: u64);
     /// Puts one bell into the TCP stream, without waiting. False if it could not.
     fn put_bell(&self) -> bool;
+    /// Wakes those of the peer's sleepers who listen, beside TCP. False if it could not.
+    fn chime(&self) -> bool {
+        false
+    }
     /// Lets other threads run.
     fn pause(&self);
     /// After sleepers have been announced, and before anybody looks whether there is a reason not to sleep: makes the
@@ -58,10 +62,14 @@ pub(crate) trait Side {
     fn announce_bells(&self, _count: u64) {}
 }
 
-/// Wakes the peer's sleepers by a bell. It is counted first, so that whoever drains never takes one that is not.
+/// Wakes the peer's sleepers by a bell. It is counted first, so that whoever drains never takes one that is not. If all of them listen, by a
+/// chime instead: those who have come since the reason to ring was published see that, and those who slept then and still do are in the words.
 pub(crate) fn ring(side: &impl Side) {
     if side.is_back() || side.outgoing().end() & end::RETURN != 0 {
         // Its last bell has been counted.
+        return;
+    }
+    if all_listen(side) && side.chime() {
         return;
     }
     let count = &side.outgoing().rung.0.count;
@@ -71,6 +79,13 @@ pub(crate) fn ring(side: &impl Side) {
     if side.incoming().wants_no_bells() || !side.put_bell() {
         count.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// Whether the peer has sleepers, all of whom a chime wakes.
+fn all_listen(side: &impl Side) -> bool {
+    let for_data = side.outgoing().data_armed.0.sleepers();
+    let for_space = side.incoming().space_armed.0.sleepers();
+    for_data.0 | for_space.0 != 0 && for_data.0 == for_data.1 && for_space.0 == for_space.1
 }
 
 /// Takes bells out of the TCP stream that nobody needs any more. The caller holds the receive lock. True
@@ -111,13 +126,13 @@ pub(crate) fn sleep_for_data(
     sleep: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let armed = &side.incoming().data_armed.0;
-    let announced = announce(side, || armed.arm());
+    let announced = announce(side, || armed.arm(Wakes::ByTcp));
     let result = match announced {
         Err(errno) => Err(errno),
         Ok(_) if side.is_readable() => Ok(()),
         Ok(_) => sleep(),
     };
-    armed.disarm();
+    armed.disarm(Wakes::ByTcp);
     announced?;
     let stays = {
         let _guard = side.lock()?;
@@ -180,44 +195,51 @@ pub(crate) fn sleep_for_space(
     sleep: impl FnOnce(bool) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let armed = &side.outgoing().space_armed.0;
-    armed.arm();
+    armed.arm(Wakes::ByTcp);
     side.sync();
     let clear = side.lock().map(|_guard| make_way(side) && drain(side) && is_settled(side));
     let result = clear.and_then(|clear| if done() { Ok(()) } else { sleep(clear) });
-    armed.disarm();
+    armed.disarm(Wakes::ByTcp);
     result
 }
 
 /// Announces a sleeper in a waiting call: for data, and for space if it `writes`. Takes spent bells away, so
 /// that the sleep is one. False if bells or bytes had to stay that would keep waking a call which does not
 /// ask for data.
-pub(crate) fn arm(side: &impl Side, reads: bool, writes: bool) -> bool {
+pub(crate) fn arm(side: &impl Side, reads: bool, writes: bool, wakes: Wakes) -> bool {
     let clear = reads || side.lock().is_ok_and(|_guard| make_way(side));
-    let announced = announce(side, || {
-        side.incoming().data_armed.0.arm();
-        if writes {
-            side.outgoing().space_armed.0.arm();
-        }
-    });
+    let announced = announce(side, || arm_both(side, writes, wakes));
     announced == Ok(true) && clear
 }
 
 /// Arms for a registration in an event loop: for data, and for space if it `writes`. Bells that are left over are taken
 /// away if nobody needs them.
-pub(crate) fn arm_cold(side: &impl Side, writes: bool) {
-    arm_words(side, writes);
+pub(crate) fn arm_cold(side: &impl Side, writes: bool, wakes: Wakes) {
+    arm_words(side, writes, wakes);
     if let Ok(_guard) = side.lock() {
         drain(side);
     }
 }
 
 /// Announces a sleeper, without looking at bells.
-pub(crate) fn arm_words(side: &impl Side, writes: bool) {
-    side.incoming().data_armed.0.arm();
-    if writes {
-        side.outgoing().space_armed.0.arm();
-    }
+pub(crate) fn arm_words(side: &impl Side, writes: bool, wakes: Wakes) {
+    arm_both(side, writes, wakes);
     side.sync();
+}
+
+fn arm_both(side: &impl Side, writes: bool, wakes: Wakes) {
+    side.incoming().data_armed.0.arm(wakes);
+    if writes {
+        side.outgoing().space_armed.0.arm(wakes);
+    }
+}
+
+/// Undoes [`arm`], [`arm_cold`] and [`arm_words`].
+pub(crate) fn disarm(incoming: &Control, outgoing: &Control, writes: bool, wakes: Wakes) {
+    incoming.data_armed.0.disarm(wakes);
+    if writes {
+        outgoing.space_armed.0.disarm(wakes);
+    }
 }
 
 /// For sleepers who have been announced: the next publish rings again. They look once more before they sleep.

@@ -9,6 +9,8 @@ use libc::{pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use thallus_transport::arena::flag;
+use thallus_transport::chime::Claim;
+use thallus_transport::control::Wakes;
 use thallus_transport::ready::bit;
 use thallus_transport::spin::{Spin, spin_for};
 use thallus_transport::uninterrupted::Descriptor;
@@ -52,7 +54,8 @@ const FEW: usize = 4;
 struct Polled {
     index: usize,
     call: Call,
-    armed: bool,
+    /// For this sleep, and how it is woken.
+    armed: Option<Wakes>,
     clear: bool,
 }
 
@@ -87,7 +90,7 @@ pub(crate) fn wait(
                     call.slot.note_wait(call.connection());
                 }
                 if call.is_active(fd.fd) {
-                    polled.push(Polled { index, call, armed: false, clear: true });
+                    polled.push(Polled { index, call, armed: None, clear: true });
                 } else {
                     plain.push(Guest::Call(call));
                 }
@@ -287,22 +290,35 @@ fn sleep(
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Result<i32, Errno> {
+    let claim = Claim::take();
     for one in polled.iter_mut() {
         let asked = u32::from(fds[one.index].events.cast_unsigned());
-        one.clear = one.call.connection().arm(fds[one.index].fd, asked);
-        one.armed = true;
-        one.call.connection().block.sleeps.fetch_add(1, Ordering::Relaxed);
+        let connection = one.call.connection();
+        let wakes = connection.wakes(claim.is_some());
+        one.clear = connection.arm(fds[one.index].fd, asked, wakes);
+        one.armed = Some(wakes);
+        connection.block.sleeps.fetch_add(1, Ordering::Relaxed);
     }
     let news = if take_stock(fds, polled) > 0 { News::Here } else { News::of(fds, polled) };
     let result = if matches!(news, News::Here) {
         glance(fds, polled, true)
     } else {
         let mut copy = kernel_view(fds, polled, news.fd());
-        kernel(&mut copy, timeout, mask).map(|_| merge(fds, polled, &copy[..fds.len()]))
+        let claim = claim.filter(|_| polled.iter().any(|one| one.armed == Some(Wakes::ByChime)));
+        copy.extend(claim.iter().map(|claim| pollfd { fd: claim.fd(), events: libc::POLLIN, revents: 0 }));
+        kernel(&mut copy, timeout, mask).map(|_| {
+            if let (Some(claim), Some(ear)) = (&claim, copy.last())
+                && ear.revents != 0
+            {
+                claim.hear();
+            }
+            merge(fds, polled, &copy[..fds.len()])
+        })
     };
-    for one in polled.iter_mut().filter(|one| one.armed) {
-        one.call.connection().disarm(asked(fds, one));
-        one.armed = false;
+    for one in polled.iter_mut() {
+        if let Some(wakes) = one.armed.take() {
+            one.call.connection().disarm(asked(fds, one), wakes);
+        }
         one.clear = true;
     }
     result
@@ -396,7 +412,12 @@ pub(crate) fn from_timespec(time: timespec) -> Result<Duration, Errno> {
     if nanos >= 1_000_000_000 { Err(Errno::INVAL) } else { Ok(Duration::new(seconds, nanos)) }
 }
 
-fn kernel(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t) -> Result<i32, Errno> {
+/// ppoll(2), as a cancellation point.
+pub(super) fn kernel(
+    fds: &mut [pollfd],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<i32, Errno> {
     let time = timeout.map(to_timespec);
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the slice is writable, the time lives, and the mask is the application's.

@@ -12,7 +12,7 @@ use thallus_transport::reason::Reason;
 use thallus_transport::settings::settings;
 use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
 use thallus_transport::uninterrupted::Uninterrupted;
-use thallus_transport::{process, verbs};
+use thallus_transport::{chime, process, verbs};
 
 use crate::ops::stream;
 use crate::table::{self, Quiet};
@@ -131,6 +131,7 @@ extern "C" fn in_child() {
             epoll.forked();
         }
     }
+    chime::forked();
     stats::forked();
     WRITTEN.store(false, Ordering::Relaxed);
 }

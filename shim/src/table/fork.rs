@@ -4,6 +4,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 use thallus_transport::arena::Chunk;
+use thallus_transport::chime;
 use thallus_transport::connection::Connection;
 use thallus_transport::uninterrupted::Uninterrupted;
 
@@ -21,6 +22,7 @@ pub(crate) struct Quiet {
     slots: [MutexGuard<'static, Vec<&'static Slot>>; 2],
     _chunks: MutexGuard<'static, Vec<&'static Chunk>>,
     _totals: stats::Quiet,
+    _mouths: chime::Quiet,
     moved: MutexGuard<'static, Vec<(u32, &'static Slot)>>,
     visited: Visited,
     _uninterrupted: Uninterrupted,
@@ -86,6 +88,7 @@ pub(crate) fn quiesce() -> Option<Quiet> {
         slots: slot::quiesce()?,
         _chunks: blocks::quiesce()?,
         _totals: totals,
+        _mouths: chime::quiesce()?,
         visited: Visited::default(),
         _uninterrupted: uninterrupted,
     })

@@ -8,6 +8,7 @@ use crate::side::Side;
 
 mod basic;
 mod cancelling;
+mod chimes;
 mod connecting;
 mod descriptors;
 mod dying;
@@ -95,6 +96,8 @@ pub struct Behaviour {
     pub over_verbs: Option<[Tally; 2]>,
     /// How the left and the right process end.
     pub end: [End; 2],
+    /// So many times at least the left and the right process wake the other beside the connection's socket: over TCP, on one host.
+    pub chimes: [u64; 2],
     /// Settings of the library, beyond those that every run has.
     pub environment: &'static [(&'static str, &'static str)],
     /// Whether only root can run it.
@@ -131,6 +134,7 @@ impl Behaviour {
             tally,
             over_verbs: None,
             end: [End::Exit(0); 2],
+            chimes: [0; 2],
             environment: &[],
             needs_root: false,
             between_hosts: false,
@@ -154,6 +158,11 @@ impl Behaviour {
 
     const fn end(mut self, left: End, right: End) -> Self {
         self.end = [left, right];
+        self
+    }
+
+    const fn chimes(mut self, left: u64, right: u64) -> Self {
+        self.chimes = [left, right];
         self
     }
 
@@ -249,6 +258,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("connecting", connecting::ALL),
     ("unaffected", unaffected::ALL),
     ("waiting", waiting::ALL),
+    ("chimes", chimes::ALL),
     ("unseen", unseen::ALL),
     ("scarce", scarce::ALL),
     ("hostile", hostile::ALL),

@@ -32,6 +32,8 @@ pub struct Stats {
     pub tcp_bytes_received: u64,
     /// Bells rung.
     pub doorbells_sent: u64,
+    /// Those that took another way than the connection's socket.
+    pub chimes_sent: u64,
     /// Times a thread went to sleep in the kernel.
     pub sleeps: u64,
     /// Times spinning found what it waited for.
@@ -77,6 +79,7 @@ impl Stats {
             ("tcp_bytes_sent", &mut self.tcp_bytes_sent),
             ("tcp_bytes_received", &mut self.tcp_bytes_received),
             ("doorbells_sent", &mut self.doorbells_sent),
+            ("chimes_sent", &mut self.chimes_sent),
             ("sleeps", &mut self.sleeps),
             ("spin_hits", &mut self.spin_hits),
         ] {

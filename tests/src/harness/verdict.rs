@@ -46,7 +46,8 @@ pub fn check(
     let mut faults = ended_well(behaviour, kernel);
     faults.push_str(&ended_well(behaviour, shimmed));
     faults.push_str(&compare("kernel", kernel, "shim", shimmed));
-    for (left, (report, tally)) in [true, false].into_iter().zip(shimmed.sides.iter().zip(behaviour.tally)) {
+    let sides = shimmed.sides.iter().zip(behaviour.tally).zip(behaviour.chimes);
+    for (left, ((report, tally), chimes)) in [true, false].into_iter().zip(sides) {
         let fault = match preloaded {
             Preloaded::Neither => continue,
             Preloaded::Both if variant.off => alone_tally(behaviour, SWITCHED_OFF, &report.stats, tally)
@@ -54,6 +55,7 @@ pub fn check(
             Preloaded::Both if variant.named => alone_tally(behaviour, WITHOUT_DEVICE, &report.stats, tally),
             Preloaded::Both if variant.rounds >= Variant::USUAL.rounds => {
                 warm_tally(behaviour, variant, report, tally)
+                    .or_else(|| too_few_chimes(variant, &report.stats, chimes))
             }
             Preloaded::Both => total_tally(&report.stats, tally),
             Preloaded::Left if !left => continue,
@@ -205,6 +207,13 @@ fn warm_tally(behaviour: &Behaviour, variant: Variant, report: &Report, tally: T
     let returned = (between_hosts() || variant.family == Family::Unix) && stats.returned_to_tcp > 0;
     (behaviour.is_connected() && tally == Tally::Upgraded(1) && !returned && stats.tcp_bytes_sent > warm_up)
         .then(|| format!("more than {warm_up} bytes went over TCP"))
+}
+
+/// Whether the other process was woken by its ear as often as it should.
+fn too_few_chimes(variant: Variant, stats: &Stats, least: u64) -> Option<String> {
+    let may_chime = !between_hosts() && variant.family != Family::Unix;
+    let few = if may_chime { stats.chimes_sent < least } else { stats.chimes_sent > 0 };
+    few.then(|| format!("{} of {} bells were chimes", stats.chimes_sent, stats.doorbells_sent))
 }
 
 /// Connections that left TCP as they should.

@@ -67,6 +67,65 @@ fn the_end_reaches_a_sleeper_beside_the_reader_of_the_last_byte() {
 }
 
 #[test]
+fn a_listener_gets_every_byte() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        let reader = thread::spawn(move || {
+            let mut bytes = far.recv_listening();
+            while bytes.len() < 3 {
+                bytes.extend(far.recv_listening());
+            }
+            bytes
+        });
+        near.send(1);
+        near.send(2);
+        near.send(3);
+        assert_eq!(reader.join().unwrap(), [1, 2, 3]);
+    });
+}
+
+#[test]
+fn of_a_listener_and_a_sleeper_on_one_stream_none_sleeps_on_while_there_is_data() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        let listener = far.clone();
+        let readers = [spawn_recv(&far), thread::spawn(move || listener.recv_listening())];
+        assert_eq!(near.try_send(&[1; 2 * ROOM]), 2 * ROOM);
+        assert_eq!(sorted(readers), [[1; ROOM], [1; ROOM]]);
+    });
+}
+
+#[test]
+fn a_listener_for_space_is_woken_beside_a_sleeper_for_data() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        let full = vec![0; class_size(0) as usize];
+        assert_eq!(near.try_send(&full), full.len());
+        let writer = near.clone();
+        let writer = thread::spawn(move || writer.send_listening(1));
+        let reader = spawn_recv(&near);
+        far.recv();
+        far.send(2);
+        writer.join().unwrap();
+        assert_eq!(reader.join().unwrap(), [2]);
+    });
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_chime_that_another_thread_hears_is_lost() {
+    explore(3, || {
+        let (near, far) = switched_connection();
+        let listener = far.clone();
+        let reader = thread::spawn(move || listener.recv_listening());
+        let without_claim = thread::spawn(move || far.from.pipe.lock().chimes = 0);
+        near.send(1);
+        without_claim.join().unwrap();
+        assert_eq!(reader.join().unwrap(), [1]);
+    });
+}
+
+#[test]
 fn bells_of_both_directions_reach_their_sleepers_through_one_stream() {
     explore(3, || {
         let (near, far) = switched_connection();
@@ -106,9 +165,9 @@ fn a_poll_for_the_end_is_woken_behind_bytes_that_nobody_reads() {
     explore(3, || {
         let (near, far) = switched_connection();
         // The bell for the first byte stays unread, like the byte.
-        far.from.control.data_armed.0.arm();
+        far.from.control.data_armed.0.arm(Wakes::ByTcp);
         near.send(1);
-        far.from.control.data_armed.0.disarm();
+        far.from.control.data_armed.0.disarm(Wakes::ByTcp);
         let poller = thread::spawn(move || far.poll_end());
         near.send(2);
         near.shut_sending();
@@ -120,7 +179,7 @@ fn a_poll_for_the_end_is_woken_behind_bytes_that_nobody_reads() {
 fn a_cold_registration_is_reported_beside_a_reader_that_drains() {
     explore(3, || {
         let (near, far) = switched_connection();
-        waiting::arm_cold(&*far, false);
+        waiting::arm_cold(&*far, false, Wakes::ByTcp);
         let reader = spawn_recv(&far);
         let event_loop = thread::spawn(move || far.recv_when_reported());
         assert_eq!(near.try_send(&[1; 2 * ROOM]), 2 * ROOM);
@@ -148,7 +207,7 @@ fn a_writer_takes_no_byte_from_an_event_loop_where_the_stream_leaves_tcp() {
         far.recv_switched.store(1, Ordering::Relaxed);
         let full = vec![0; class_size(0) as usize];
         assert_eq!(near.try_send(&full), full.len());
-        waiting::arm_cold(&*near, false);
+        waiting::arm_cold(&*near, false, Wakes::ByTcp);
         let writer = near.clone();
         let writer = thread::spawn(move || writer.send(1));
         let event_loop = thread::spawn(move || near.recv_when_reported());
@@ -169,7 +228,7 @@ fn the_reader_follows_through_a_window_that_grows() {
         let count = class_size(0) as usize + 3;
         let bytes: Vec<u8> = (0..count as u8).collect();
         // A sleeper for space makes the reader look at the windows, too.
-        near.to.control.space_armed.0.arm();
+        near.to.control.space_armed.0.arm(Wakes::ByTcp);
         let reader = thread::spawn(move || {
             let mut bytes = Vec::new();
             while bytes.len() < count {

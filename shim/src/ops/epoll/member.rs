@@ -6,6 +6,7 @@ use std::time::Instant;
 use rustix::event::PollFlags;
 use thallus_transport::arena::flag;
 use thallus_transport::connection::Connection;
+use thallus_transport::control::Wakes;
 use thallus_transport::ready::{Glimpse, bit};
 use thallus_transport::tcp;
 
@@ -316,9 +317,9 @@ impl Member {
         self.idle_sleeps = 0;
         let writes = self.lacks_space();
         if self.armed != Some(writes) {
-            self.connection().arm_cold(self.io, writes);
+            self.connection().arm_cold(self.io, writes, Wakes::ByTcp);
             if let Some(before) = self.armed.replace(writes) {
-                self.connection().disarm_cold(before);
+                self.connection().disarm_cold(before, Wakes::ByTcp);
             }
         }
     }
@@ -326,7 +327,7 @@ impl Member {
     /// Undoes [`Self::arm`].
     pub(super) fn disarm(&mut self) {
         if let Some(writes) = self.armed.take() {
-            self.connection().disarm_cold(writes);
+            self.connection().disarm_cold(writes, Wakes::ByTcp);
         }
     }
 }

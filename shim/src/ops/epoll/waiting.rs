@@ -4,18 +4,20 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use libc::{epoll_event, sigset_t};
+use libc::{epoll_event, pollfd, sigset_t};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
+use thallus_transport::chime::Claim;
+use thallus_transport::control::Wakes;
 use thallus_transport::ready::bit;
 use thallus_transport::spin::{Spin, spin_for};
 
 use super::member::ONESHOT;
 use super::set::{Members, SLEEPING, Set};
 use crate::cancel::point;
-use crate::ops::poll::{Glances, remaining, to_timespec};
+use crate::ops::poll::{self, Glances, remaining, to_timespec};
 use crate::table::Call;
 use crate::{errno, real};
 
@@ -269,23 +271,40 @@ impl Set {
         timeout: Option<Duration>,
         mask: *const sigset_t,
     ) -> Result<(usize, usize), Errno> {
-        let (armed, ready) = self.arm();
+        let claim = if self.nested.load(Ordering::SeqCst) { None } else { Claim::take() };
+        let (armed, ready) = self.arm(claim.is_some());
+        let claim = claim.filter(|_| armed.iter().any(|(_, _, wakes)| *wakes == Wakes::ByChime));
         let look = self.looks();
-        let result = if ready || self.stirs() { Ok(0) } else { kernel(epfd, events, timeout, mask) };
+        let mut heard = false;
+        let result = if ready || self.stirs() {
+            Ok(0)
+        } else if let Some(claim) = &claim {
+            kernel_or_ear(claim, &mut heard, epfd, events, timeout, mask)
+        } else {
+            kernel(epfd, events, timeout, mask)
+        };
         let woken = self.lock();
         self.sleepers.fetch_sub(SLEEPING, Ordering::SeqCst);
         drop(woken);
-        for (call, writes) in armed {
-            call.connection().disarm_cold(writes);
+        for (call, writes, wakes) in armed {
+            call.connection().disarm_cold(writes, wakes);
         }
+        drop(claim);
         let kept = result.map(|count| self.sort_out(events, count, false));
         self.looked(look);
-        kept
+        match kept {
+            // What has come just in time is reported, though the time is over by now.
+            Ok((0, _)) if heard => {
+                let count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed), false);
+                Ok((count, count))
+            }
+            kept => kept,
+        }
     }
 
     /// Counts a sleeper in, tells the kernel what it does not know yet, and arms the hot registrations; those that
-    /// have been idle for long turn cold. True if one of these has become ready meanwhile.
-    fn arm(&'static self) -> (Vec<(Call, bool)>, bool) {
+    /// have been idle for long turn cold. True if one of these has become ready meanwhile. The sleeper `listens` for chimes.
+    fn arm(&'static self, listens: bool) -> (Vec<(Call, bool, Wakes)>, bool) {
         let Some(mut members) = self.lock() else {
             self.sleepers.fetch_add(SLEEPING, Ordering::SeqCst);
             return (Vec::new(), true);
@@ -308,9 +327,10 @@ impl Set {
             let Some(member) = members.by_fd.get_mut(&fd) else { return false };
             member.idle_sleeps += 1;
             let writes = member.lacks_space();
-            member.connection().arm_cold(member.io, writes);
+            let wakes = member.connection().wakes(listens);
+            member.connection().arm_cold(member.io, writes, wakes);
             member.connection().block.sleeps.fetch_add(1, Ordering::Relaxed);
-            armed.push((member.slot.join(), writes));
+            armed.push((member.slot.join(), writes, wakes));
             true
         });
         members.hot = hot;
@@ -458,6 +478,25 @@ fn kernel(
         }
     };
     outcome(count)
+}
+
+/// As [`kernel`], but a chime ends the wait, too: then it has `heard` one, and asks nothing of the set.
+fn kernel_or_ear(
+    claim: &Claim,
+    heard: &mut bool,
+    epfd: i32,
+    events: &mut [epoll_event],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let mut fds = [epfd, claim.fd()].map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 });
+    poll::kernel(&mut fds, timeout, mask)?;
+    let [set, ear] = fds.map(|fd| fd.revents != 0);
+    if ear {
+        claim.hear();
+        *heard = true;
+    }
+    if set { kernel(epfd, events, Some(Duration::ZERO), std::ptr::null()) } else { Ok(0) }
 }
 
 /// What a wait at a [`point`] has returned.
