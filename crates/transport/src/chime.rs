@@ -1,8 +1,8 @@
-//! A bell that costs less than a byte on TCP, for who sleeps on several descriptors anyway.
+//! A bell that costs less than a byte on the connection, for who sleeps on several descriptors anyway.
 //!
 //! A bell on TCP goes through the kernel's whole stack and back, which takes both processors' caches with it. So each process has a
 //! pair of `AF_UNIX` sockets: its *ear*, on which a thread may sleep beside the connection, and its *mouth*, of which every process
-//! on this host that has met it over a TCP connection holds a copy. A byte into the mouth wakes the thread.
+//! on this host that has met it holds a copy. A byte into the mouth wakes the thread.
 //!
 //! One thread of a process at a time [`Claim`]s the ear. Only it takes bytes out of it, so nobody takes the one that is to wake it;
 //! whoever else goes to sleep is woken over TCP. A sleeper that listens is woken over TCP as well: it is the ringer's choice, who has to

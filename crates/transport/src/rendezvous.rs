@@ -70,11 +70,6 @@ impl Ends {
         })
     }
 
-    /// Whether a bell costs more over the connection than over another socket of `AF_UNIX`.
-    fn may_chime(self) -> bool {
-        matches!(self, Self::Internet { .. })
-    }
-
     /// The user who owns the client's socket, or the server's.
     fn owner(self, of_client: bool) -> Result<u32, Failure> {
         match self {
@@ -215,13 +210,13 @@ pub fn answer(ends: Ends, enter: impl FnOnce(&Segment), place: Place) -> Result<
     let mut message = [0; MESSAGE_BYTES];
     message[..8].copy_from_slice(&MESSAGE_MAGIC);
     message[8..].copy_from_slice(&nonce);
-    let mouth = ends.may_chime().then(|| chime::mouth(place)).flatten();
+    let mouth = chime::mouth(place);
     let fds = [Some(memory.as_fd()), mouth].into_iter().flatten().collect::<Vec<_>>();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
     sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).map_err(out_of)?;
-    Ok(segment.met(uid).gave(mouth.is_some(), Some(socket).filter(|_| ends.may_chime())))
+    Ok(segment.met(uid).gave(mouth.is_some(), socket))
 }
 
 /// Client: takes the segment, if the server has answered. A server that has connected but not sent
@@ -274,12 +269,8 @@ pub fn collect(
         _ => Failure::Stay(Reason::BadOffer),
     })?;
     let uid = uid_of_peer(socket.as_fd())?;
-    let segment = segment.met(uid);
-    if !ends.may_chime() {
-        return Ok(segment);
-    }
     let mouth = fds.next().and_then(|fd| Mouth::adopt(fd, uid, place));
-    Ok(segment.got(mouth, socket))
+    Ok(segment.met(uid).got(mouth, socket))
 }
 
 /// Accepts whoever answers the offer, if it is the server. A stranger's connection is dropped and the offer

@@ -355,9 +355,9 @@ impl Segment {
     }
 
     /// Notes whether the peer has been given this process's mouth, and where its own will come.
-    pub(crate) fn gave(mut self, given: bool, mail: Option<Descriptor>) -> Self {
+    pub(crate) fn gave(mut self, given: bool, mail: Descriptor) -> Self {
         self.given_by = AtomicU32::new(if given { process::id() } else { 0 });
-        self.mail = Mutex::new(mail);
+        self.mail = Mutex::new(Some(mail));
         self
     }
 

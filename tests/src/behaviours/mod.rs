@@ -96,7 +96,7 @@ pub struct Behaviour {
     pub over_verbs: Option<[Tally; 2]>,
     /// How the left and the right process end.
     pub end: [End; 2],
-    /// So many times at least the left and the right process wake the other beside the connection's socket: over TCP, on one host.
+    /// So many times at least the left and the right process wake the other beside the connection's socket, on one host.
     pub chimes: [u64; 2],
     /// Settings of the library, beyond those that every run has.
     pub environment: &'static [(&'static str, &'static str)],
