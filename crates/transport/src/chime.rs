@@ -149,17 +149,21 @@ impl Mouth {
             return None;
         }
         let number = rustix::fs::fstat(&fd).ok()?.st_ino;
-        let mut mouths = MOUTHS.lock().ok()?;
-        mouths.retain(|(_, mouth)| mouth.strong_count() > 0);
-        let known = mouths.iter().find(|(known, _)| *known == number);
-        if let Some(mouth) = known.and_then(|(_, mouth)| mouth.upgrade()) {
-            return Some(mouth);
-        }
-        if mouths.len() as u64 >= MOST_MOUTHS.min(descriptors() / PART_OF_DESCRIPTORS) {
+        let held = {
+            let mut mouths = MOUTHS.lock().ok()?;
+            mouths.retain(|(_, mouth)| mouth.strong_count() > 0);
+            let known = mouths.iter().find(|(known, _)| *known == number);
+            if let Some(mouth) = known.and_then(|(_, mouth)| mouth.upgrade()) {
+                return Some(mouth);
+            }
+            mouths.len() as u64
+        };
+        if held >= MOST_MOUTHS.min(descriptors() / PART_OF_DESCRIPTORS) {
             return None;
         }
+        // Not under the lock: to close the old number may ask whether it is one of ours.
         let mouth = Arc::new(Self(place(fd).ok()?.into()));
-        mouths.push((number, Arc::downgrade(&mouth)));
+        MOUTHS.lock().ok()?.push((number, Arc::downgrade(&mouth)));
         Some(mouth)
     }
 }
