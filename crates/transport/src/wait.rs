@@ -46,6 +46,7 @@ impl Connection {
         let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && looks_on;
         let mut total = 0;
         let mut vain = VainWaits::default();
+        let mut has_slept = false;
         loop {
             match self.try_recv(fd, target, flags) {
                 Ok(0) => return Ok(total),
@@ -59,7 +60,7 @@ impl Connection {
                 Err(Errno::AGAIN) if !blocks && self.answers_blindly(at_once) => {
                     return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
                 }
-                Err(Errno::AGAIN) => match self.wait_readable(fd, at_once, blocks) {
+                Err(Errno::AGAIN) => match self.wait_readable(fd, at_once, blocks, &mut has_slept) {
                     Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => {}
                     Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                     Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
@@ -104,7 +105,7 @@ impl Connection {
         let without_news = |errno| if self.is_unix() { Err(errno) } else { Ok(0) };
         let mut vain = VainWaits::default();
         loop {
-            match self.wait_readable(fd, false, false) {
+            match self.wait_readable(fd, false, false, &mut false) {
                 Ok(()) if vain.are_enough(|| self.limit(fd, Timeout::Recv, false)) => {
                     return without_news(Errno::AGAIN);
                 }
@@ -295,7 +296,9 @@ impl Connection {
         left > 0 && (left == u64::MAX || tcp::unread(borrowed).is_ok_and(|unread| unread < left))
     }
 
-    fn wait_readable(&self, fd: i32, at_once: bool, blocks: bool) -> Result<(), Errno> {
+    /// Waits in a call that has slept before, or not, and notes that it has. What another process that shares the socket made of it before the
+    /// first sleep holds for the call; what it makes of it later does not.
+    fn wait_readable(&self, fd: i32, at_once: bool, blocks: bool, has_slept: &mut bool) -> Result<(), Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let spin = if at_once || self.nonblocking.load(Ordering::Relaxed) {
             None
@@ -317,11 +320,15 @@ impl Connection {
                     Err(Errno::AGAIN)
                         if blocks
                             && self.limit_of_socket(fd, Timeout::Recv).is_none()
-                            && self.ask_whether_nonblocking(fd) =>
+                            && self.ask_whether_nonblocking(fd)
+                            && *has_slept =>
                     {
                         Ok(())
                     }
-                    result => result,
+                    result => {
+                        *has_slept = true;
+                        result
+                    }
                 }
             }
         });
