@@ -13,8 +13,8 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -23,6 +23,7 @@ use rustix::net::{
 };
 
 use crate::rendezvous::Place;
+use crate::settings::settings;
 use crate::stream::BELL;
 use crate::uninterrupted::{Descriptor, Uninterrupted};
 use crate::{process, tcp};
@@ -168,8 +169,79 @@ impl Mouth {
     }
 }
 
+/// How the two ends of a connection give each other their mouths.
+#[derive(Debug, Default)]
+pub(crate) struct Exchange {
+    /// The user at the other end.
+    uid: u32,
+    /// By which the peer's process is woken, once it is known whether it can be.
+    mouth: OnceLock<Option<Arc<Mouth>>>,
+    /// Where the peer sends its mouth, or is to be sent this process's.
+    mail: Mutex<Option<Descriptor>>,
+    /// The process that has given the peer its mouth; 0 if none has.
+    given_by: AtomicU32,
+}
+
+impl Exchange {
+    /// Client: the peer's mouth has come with the segment, and over `mail` it waits for this process's.
+    pub(crate) fn of_client(uid: u32, mouth: Option<Arc<Mouth>>, mail: Descriptor) -> Self {
+        Self { uid, mouth: OnceLock::from(mouth), mail: Mutex::new(Some(mail)), given_by: AtomicU32::new(0) }
+    }
+
+    /// Server: the peer has been given this process's mouth, or not, and its own will come over `mail`.
+    pub(crate) fn of_server(uid: u32, given: bool, mail: Descriptor) -> Self {
+        let given_by = AtomicU32::new(if given { process::id() } else { 0 });
+        Self { uid, mouth: OnceLock::new(), mail: Mutex::new(Some(mail)), given_by }
+    }
+
+    /// Client: gives the server this process's mouth, if it is to have one. To be called before the server may see that the client
+    /// is ready.
+    pub(crate) fn give(&self, place: Place) {
+        let mail = self.mail.try_lock().ok().and_then(|mut mail| mail.take());
+        if let Some(mail) = mail
+            && give(mail.as_fd(), place)
+        {
+            self.given_by.store(process::id(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the peer can wake this process by its ear.
+    pub(crate) fn has_given(&self) -> bool {
+        self.given_by.load(Ordering::Relaxed) == process::id()
+    }
+
+    /// By which the peer's process is woken, if it has given that.
+    pub(crate) fn mouth(&self) -> Option<&Mouth> {
+        match self.mouth.get() {
+            Some(mouth) => mouth.as_deref(),
+            None => self.fetch(),
+        }
+    }
+
+    #[cold]
+    fn fetch(&self) -> Option<&Mouth> {
+        let _uninterrupted = Uninterrupted::begin();
+        // In a fork the parent's thread may have it for ever.
+        let mut mail = self.mail.try_lock().ok()?;
+        let socket = mail.take()?;
+        match receive(socket.as_fd(), self.uid, settings().place) {
+            Ok(mouth) => {
+                let _ = self.mouth.set(mouth);
+            }
+            Err(_) => *mail = Some(socket),
+        }
+        drop(mail);
+        self.mouth.get()?.as_deref()
+    }
+
+    /// The descriptor over which mouths are exchanged.
+    pub(crate) fn mail_fd(&self) -> Option<i32> {
+        self.mail.try_lock().ok()?.as_ref().map(|mail| mail.as_fd().as_raw_fd())
+    }
+}
+
 /// Sends this process's mouth over `socket`, or that it has none. True if it has gone.
-pub(crate) fn give(socket: BorrowedFd<'_>, place: Place) -> bool {
+fn give(socket: BorrowedFd<'_>, place: Place) -> bool {
     let mouth = mouth(place);
     let fds = mouth.as_slice();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -182,7 +254,7 @@ pub(crate) fn give(socket: BorrowedFd<'_>, place: Place) -> bool {
 }
 
 /// What has been [`give`]n by the peer, of user `uid`. `Err` if nothing has come yet.
-pub(crate) fn receive(socket: BorrowedFd<'_>, uid: u32, place: Place) -> Result<Option<Arc<Mouth>>, Errno> {
+fn receive(socket: BorrowedFd<'_>, uid: u32, place: Place) -> Result<Option<Arc<Mouth>>, Errno> {
     let mut message = [0; MAGIC.len()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -425,7 +425,8 @@ impl Connection {
             .map(Link::internal_fds)
             .or_else(|| self.pending.try_lock().ok()?.as_ref().map(|(link, _)| link.internal_fds()));
         let [wake, manager] = link.unwrap_or_default();
-        [bargain[0], bargain[1], wake, manager, self.segment().and_then(Segment::mail_fd)]
+        let mail = self.segment().and_then(|segment| segment.exchange().mail_fd());
+        [bargain[0], bargain[1], wake, manager, mail]
     }
 
     /// What a waiting call has to watch beside the socket: it becomes readable when the connection goes back to TCP.

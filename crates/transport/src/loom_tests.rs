@@ -71,19 +71,18 @@ impl Pipe {
 
     /// A blocking `recv(MSG_PEEK)`, or a level-triggered wait.
     fn sleep_until_readable(&self) {
-        let mut state = self.lock();
-        while !state.is_readable() {
-            state = self.arrival.wait(state).unwrap();
-        }
+        self.sleep_until_readable_or(false);
     }
 
-    /// As [`Self::sleep_until_readable`], or until a chime, which is then heard.
-    fn sleep_until_chime(&self) {
+    /// As [`Self::sleep_until_readable`]. If the sleeper `listens`, a chime ends it, too, and is heard.
+    fn sleep_until_readable_or(&self, listens: bool) {
         let mut state = self.lock();
-        while !state.is_readable() && state.chimes == 0 {
+        while !state.is_readable() && !(listens && state.chimes > 0) {
             state = self.arrival.wait(state).unwrap();
         }
-        state.chimes = 0;
+        if listens {
+            state.chimes = 0;
+        }
     }
 
     /// An edge-triggered wait: until something arrives that was not there when the wait began, unless `done`. A chime ends it, and is
@@ -343,7 +342,7 @@ impl End {
             }
             waiting::arm(self, true, false, Wakes::ByChime);
             if !self.is_readable() {
-                self.from.pipe.sleep_until_chime();
+                self.from.pipe.sleep_until_readable_or(true);
                 self.interpret();
             }
             waiting::disarm(&self.from.control, &self.to.control, false, Wakes::ByChime);
@@ -353,39 +352,27 @@ impl End {
     /// As [`Self::send`] by way of poll(2), by the thread that has claimed the ear.
     fn send_listening(&self, byte: u8) {
         while self.try_send(&[byte]) == 0 {
-            let clear = waiting::arm(self, false, true, Wakes::ByChime);
-            if !self.has_space() {
-                if clear {
-                    self.from.pipe.sleep_until_chime();
-                } else {
-                    self.from.pipe.sleep_until_arrival(true, || {
-                        waiting::renew(self, true, true);
-                        self.has_space()
-                    });
-                }
-                self.interpret();
-            }
-            waiting::disarm(&self.from.control, &self.to.control, true, Wakes::ByChime);
+            self.poll_writable(Wakes::ByChime);
         }
     }
 
     /// As poll(2) for writing alone.
-    fn poll_writable(&self) {
+    fn poll_writable(&self, wakes: Wakes) {
+        let listens = wakes == Wakes::ByChime;
         while !self.has_space() {
-            let clear = waiting::arm(self, false, true, Wakes::ByTcp);
+            let clear = waiting::arm(self, false, true, wakes);
             if !self.has_space() {
                 if clear {
-                    self.from.pipe.sleep_until_readable();
+                    self.from.pipe.sleep_until_readable_or(listens);
                 } else {
-                    self.from.pipe.sleep_until_arrival(false, || {
+                    self.from.pipe.sleep_until_arrival(listens, || {
                         waiting::renew(self, true, true);
                         self.has_space()
                     });
                 }
                 self.interpret();
             }
-            self.from.control.data_armed.0.disarm(Wakes::ByTcp);
-            self.to.control.space_armed.0.disarm(Wakes::ByTcp);
+            waiting::disarm(&self.from.control, &self.to.control, true, wakes);
         }
     }
 

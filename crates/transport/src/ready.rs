@@ -236,7 +236,7 @@ impl Connection {
 
     /// Which bells wake a thread of this process that sleeps on the connection, and on the process's ear if `listens`.
     pub fn wakes(&self, listens: bool) -> Wakes {
-        let by_chime = listens && self.segment().is_some_and(Segment::has_given_mouth);
+        let by_chime = listens && self.segment().is_some_and(|segment| segment.exchange().has_given());
         if by_chime { Wakes::ByChime } else { Wakes::ByTcp }
     }
 

@@ -33,7 +33,7 @@ use rustix::net::{
     listen, recvmsg, sendmsg, socket_with,
 };
 
-use crate::chime::{self, Mouth};
+use crate::chime::{self, Exchange, Mouth};
 use crate::reason::Reason;
 use crate::segment::{Nonce, Segment};
 use crate::uninterrupted::Descriptor;
@@ -216,7 +216,7 @@ pub fn answer(ends: Ends, enter: impl FnOnce(&Segment), place: Place) -> Result<
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
     sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).map_err(out_of)?;
-    Ok(segment.met(uid).gave(mouth.is_some(), socket))
+    Ok(segment.met(uid).exchanging(Exchange::of_server(uid, mouth.is_some(), socket)))
 }
 
 /// Client: takes the segment, if the server has answered. A server that has connected but not sent
@@ -270,7 +270,7 @@ pub fn collect(
     })?;
     let uid = uid_of_peer(socket.as_fd())?;
     let mouth = fds.next().and_then(|fd| Mouth::adopt(fd, uid, place));
-    Ok(segment.met(uid).got(mouth, socket))
+    Ok(segment.met(uid).exchanging(Exchange::of_client(uid, mouth, socket)))
 }
 
 /// Accepts whoever answers the offer, if it is the server. A stranger's connection is dropped and the offer

@@ -236,7 +236,7 @@ impl Connection {
         match meeting {
             Ok(segment) => {
                 // Before the server sees that it is ready, and may look for it.
-                segment.give_mouth();
+                segment.exchange().give(place);
                 if !segment.set_ready() {
                     return Err(Failure::Stay(Reason::ShutdownBeforeUpgrade));
                 }

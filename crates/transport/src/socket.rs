@@ -251,7 +251,7 @@ impl Side for Socket<'_> {
     }
 
     fn chime(&self) -> bool {
-        let rings = self.segment.mouth().is_some_and(Mouth::ring);
+        let rings = self.segment.exchange().mouth().is_some_and(Mouth::ring);
         if rings {
             self.connection.block.chimes.fetch_add(1, Ordering::Relaxed);
         }

@@ -403,7 +403,7 @@ impl Connection {
         fence(Ordering::SeqCst);
         self.block.send_switched.store(1, Ordering::Release);
         // It would hold a descriptor until the peer sleeps.
-        segment.mouth();
+        segment.exchange().mouth();
         true
     }
 

@@ -17,14 +17,13 @@ fn spawn_recv(end: &Arc<End>) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || end.recv())
 }
 
-#[test]
-fn a_sleeper_for_data_gets_every_byte() {
-    explore(3, || {
+fn who_receives_gets_every_byte(receive: fn(&End) -> Vec<u8>) {
+    explore(3, move || {
         let (near, far) = switched_connection();
         let reader = thread::spawn(move || {
-            let mut bytes = far.recv();
+            let mut bytes = receive(&far);
             while bytes.len() < 3 {
-                bytes.extend(far.recv());
+                bytes.extend(receive(&far));
             }
             bytes
         });
@@ -36,13 +35,33 @@ fn a_sleeper_for_data_gets_every_byte() {
 }
 
 #[test]
-fn of_two_sleepers_on_one_stream_none_sleeps_on_while_there_is_data() {
-    explore(3, || {
+fn a_sleeper_for_data_gets_every_byte() {
+    who_receives_gets_every_byte(End::recv);
+}
+
+#[test]
+fn a_listener_gets_every_byte() {
+    who_receives_gets_every_byte(End::recv_listening);
+}
+
+fn of_two_on_one_stream_none_sleeps_on(other: fn(&End) -> Vec<u8>) {
+    explore(3, move || {
         let (near, far) = switched_connection();
-        let readers = [spawn_recv(&far), spawn_recv(&far)];
+        let end = far.clone();
+        let readers = [spawn_recv(&far), thread::spawn(move || other(&end))];
         assert_eq!(near.try_send(&[1; 2 * ROOM]), 2 * ROOM);
         assert_eq!(sorted(readers), [[1; ROOM], [1; ROOM]]);
     });
+}
+
+#[test]
+fn of_two_sleepers_on_one_stream_none_sleeps_on_while_there_is_data() {
+    of_two_on_one_stream_none_sleeps_on(End::recv);
+}
+
+#[test]
+fn of_a_listener_and_a_sleeper_on_one_stream_none_sleeps_on_while_there_is_data() {
+    of_two_on_one_stream_none_sleeps_on(End::recv_listening);
 }
 
 #[test]
@@ -67,51 +86,6 @@ fn the_end_reaches_a_sleeper_beside_the_reader_of_the_last_byte() {
 }
 
 #[test]
-fn a_listener_gets_every_byte() {
-    explore(3, || {
-        let (near, far) = switched_connection();
-        let reader = thread::spawn(move || {
-            let mut bytes = far.recv_listening();
-            while bytes.len() < 3 {
-                bytes.extend(far.recv_listening());
-            }
-            bytes
-        });
-        near.send(1);
-        near.send(2);
-        near.send(3);
-        assert_eq!(reader.join().unwrap(), [1, 2, 3]);
-    });
-}
-
-#[test]
-fn of_a_listener_and_a_sleeper_on_one_stream_none_sleeps_on_while_there_is_data() {
-    explore(3, || {
-        let (near, far) = switched_connection();
-        let listener = far.clone();
-        let readers = [spawn_recv(&far), thread::spawn(move || listener.recv_listening())];
-        assert_eq!(near.try_send(&[1; 2 * ROOM]), 2 * ROOM);
-        assert_eq!(sorted(readers), [[1; ROOM], [1; ROOM]]);
-    });
-}
-
-#[test]
-fn a_listener_for_space_is_woken_beside_a_sleeper_for_data() {
-    explore(3, || {
-        let (near, far) = switched_connection();
-        let full = vec![0; class_size(0) as usize];
-        assert_eq!(near.try_send(&full), full.len());
-        let writer = near.clone();
-        let writer = thread::spawn(move || writer.send_listening(1));
-        let reader = spawn_recv(&near);
-        far.recv();
-        far.send(2);
-        writer.join().unwrap();
-        assert_eq!(reader.join().unwrap(), [2]);
-    });
-}
-
-#[test]
 #[should_panic(expected = "deadlock")]
 fn a_chime_that_another_thread_hears_is_lost() {
     explore(3, || {
@@ -125,20 +99,29 @@ fn a_chime_that_another_thread_hears_is_lost() {
     });
 }
 
-#[test]
-fn bells_of_both_directions_reach_their_sleepers_through_one_stream() {
-    explore(3, || {
+fn both_directions_reach_their_sleepers(send: fn(&End, u8)) {
+    explore(3, move || {
         let (near, far) = switched_connection();
         let full = vec![0; class_size(0) as usize];
         assert_eq!(near.try_send(&full), full.len());
         let writer = near.clone();
-        let writer = thread::spawn(move || writer.send(1));
+        let writer = thread::spawn(move || send(&writer, 1));
         let reader = spawn_recv(&near);
         far.recv();
         far.send(2);
         writer.join().unwrap();
         assert_eq!(reader.join().unwrap(), [2]);
     });
+}
+
+#[test]
+fn bells_of_both_directions_reach_their_sleepers_through_one_stream() {
+    both_directions_reach_their_sleepers(End::send);
+}
+
+#[test]
+fn a_listener_for_space_is_woken_beside_a_sleeper_for_data() {
+    both_directions_reach_their_sleepers(End::send_listening);
 }
 
 #[test]
@@ -149,7 +132,7 @@ fn a_poll_for_writing_is_woken_beside_a_reader_that_drains() {
         assert_eq!(near.try_send(&full), full.len());
         let writer = near.clone();
         let writer = thread::spawn(move || {
-            writer.poll_writable();
+            writer.poll_writable(Wakes::ByTcp);
             writer.try_send(&[1])
         });
         let reader = spawn_recv(&near);
