@@ -24,6 +24,14 @@ pub(super) const ALL: &[Behaviour] = &[
     // A child has no part in what its parent is woken by.
     chimed("asleep_in_a_child", answers_in_child, asks, [0, 0]).alone(&["shared-before-upgrade"]),
     chimed("asleep_beside_a_child", answers_beside_child, asks, [0, MOST]).alone(&["shared-before-upgrade"]),
+    Behaviour::whole(
+        "asleep_in_a_child_with_a_connection_of_its_own",
+        answers_in_child_with_its_own,
+        asks_on_the_first,
+        Tally::Upgraded(2),
+    )
+    .environment(WITHOUT_SPIN)
+    .alone(&["shared-before-upgrade"]),
     Behaviour::connected("end_of_stream_while_asleep", sees_the_end, ends).environment(WITHOUT_SPIN),
     Behaviour::connected("other_descriptors_wake_too", sees_the_other_descriptor, waits)
         .environment(WITHOUT_SPIN),
@@ -184,6 +192,30 @@ fn asks_in_turn(side: &Side) {
 
 fn answers_in_child(_side: &Side, fd: Fd) {
     fork(Leave::AtOnce, || answers(fd, REQUESTS, || poll(fd))).wait_for_success();
+}
+
+/// The child can be woken by those whom it has met itself, but by them alone.
+fn answers_in_child_with_its_own(side: &Side) {
+    let listener = side.listen();
+    let first = side.accept(listener);
+    side.answer_warm_up(first);
+    fork(Leave::Exit, || {
+        let own = quietly(|| side.accept(listener));
+        side.answer_warm_up(own);
+        answers(first, REQUESTS, || poll(first));
+    })
+    .wait_for_success();
+}
+
+fn asks_on_the_first(side: &Side) {
+    let destination = side.destination();
+    let [first, second] = [(); 2].map(|()| {
+        let fd = side.connect_to(destination);
+        side.warm_up(fd);
+        fd
+    });
+    asks(side, first);
+    calls::close(second).expect("close");
 }
 
 /// The child has the parent's set, and everything else by which the parent is woken.
