@@ -1,8 +1,9 @@
 //! Spinning: looking at memory for a while before a sleep, where that has paid lately.
 
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::arena::now_ns;
 use crate::settings::settings;
 
 /// How long one connection, or one set of them, spins: it follows how soon data used to come.
@@ -127,15 +128,14 @@ impl Patience {
 
     /// Learns from a wait that ends now, and that `spin` did not end.
     pub fn learn(&self, spin: Spin) {
-        let (since, declined) = match spin {
-            Spin::Done => return,
-            Spin::Vain(since) => (since, false),
-            Spin::Declined(since) => (since, true),
+        let is_short = |since: Instant| since.elapsed() < Duration::from_nanos(settings().spin_ns);
+        let was_short = match spin {
+            Spin::Vain(since) => is_short(since),
+            Spin::Declined(since) if is_short(since) => true,
+            Spin::Failed => false,
+            Spin::Done | Spin::Declined(_) | Spin::Unknown => return,
         };
-        let is_short = since.elapsed() < Duration::from_nanos(settings().spin_ns);
-        if is_short || !declined {
-            self.note(self.recent.load(Ordering::Relaxed) << 1 | u32::from(is_short));
-        }
+        self.note(self.recent.load(Ordering::Relaxed) << 1 | u32::from(was_short));
     }
 }
 
@@ -160,130 +160,210 @@ pub enum Spin {
     Vain(Instant),
     /// Nobody waited: on these processors sleeping is the better way now.
     Declined(Instant),
+    /// It has not come while others that wanted to run did; how long it takes now would tell of them.
+    Failed,
+    /// Nobody waited, nor would the time tell anything, as of [`Spin::Failed`].
+    Unknown,
 }
 
-/// What this process has learned of its processors: is it better to yield them, or to sleep and be woken?
-///
-/// Spinning steals from whoever wants to run, and the kernel does not say whether anyone does. A yield tells: it
-/// returns at once when nobody else is runnable here. If others are, and they are our peers, yielding is far cheaper
-/// than bells. But a task that yields goes behind all others (Linux 6.18 makes it forfeit its slice): among programs that
-/// never yield it loses milliseconds each time. So there is an account: a yield that others answered soon is worth
-/// [`GAIN_NS`], one that took longer than [`ROBBED`] costs its time. Whoever is in debt sleeps at once for some waits, and
-/// for twice as many the next time.
-struct Crowd {
-    /// The account, in nanoseconds.
+/// What spins have brought this process, and what they have cost, in nanoseconds. Whoever has been in debt for a while retreats for some
+/// waits, and for twice as many the next time. Threads that meet here may lose an entry.
+struct Account {
     balance: AtomicI64,
-    /// Waits that are still to sleep at once.
+    /// Since when it is in debt, by the clock of [`now_ns`]; 0: it is not.
+    indebted_since: AtomicU64,
+    /// Waits that the retreat still lasts, and how many the next one lasts.
     retreat: AtomicU32,
-    /// How many the next retreat lasts.
     lesson: AtomicU32,
+    terms: Terms,
 }
 
-static CROWD: Crowd =
-    Crowd { balance: AtomicI64::new(0), retreat: AtomicU32::new(0), lesson: AtomicU32::new(LESSONS[0]) };
+struct Terms {
+    /// Most that can be saved up, and owed: times change, and must be noticed soon.
+    most: i64,
+    /// How long one may be in debt, in nanoseconds.
+    grace: u64,
+    /// Waits of the first retreat, and of the longest.
+    lessons: [u32; 2],
+}
 
-/// Waits of the first retreat, and of the longest.
-const LESSONS: [u32; 2] = [64, 4096];
-/// What yielding saves instead of sleeping: two wake-ups' time of a processor.
-const GAIN_NS: i64 = 20_000;
-/// Who lets others run loses no more than this among peers that wait for each other.
-const ROBBED: Duration = Duration::from_millis(1);
-/// Most that can be saved up: bad times must be noticed soon.
-const WEALTH_NS: i64 = 10_000_000;
+impl Account {
+    const fn new(terms: Terms) -> Self {
+        Self {
+            balance: AtomicI64::new(0),
+            indebted_since: AtomicU64::new(0),
+            retreat: AtomicU32::new(0),
+            lesson: AtomicU32::new(terms.lessons[0]),
+            terms,
+        }
+    }
 
-impl Crowd {
-    /// Whether a wait should yield, now that looking has brought nothing.
-    fn yields(&self) -> bool {
+    fn is_in_debt(&self) -> bool {
+        self.balance.load(Ordering::Relaxed) < 0
+    }
+
+    /// Whether the wait that begins now is one of a retreat.
+    fn retreats(&self) -> bool {
         let retreat = self.retreat.load(Ordering::Relaxed);
         if retreat > 0 {
             self.retreat.store(retreat - 1, Ordering::Relaxed);
         }
-        retreat == 0
+        retreat > 0
     }
 
-    /// A yield let others run for `took`, and what was waited for has come. Threads that meet here may lose an entry.
-    fn gained(&self, took: Duration) {
-        if took >= ROBBED {
-            self.robbed(took);
+    fn book(&self, gain_ns: i64) {
+        let most = self.terms.most;
+        let balance = self.balance.load(Ordering::Relaxed).saturating_add(gain_ns).clamp(-most, most);
+        self.balance.store(balance, Ordering::Relaxed);
+        if balance >= 0 {
+            self.indebted_since.store(0, Ordering::Relaxed);
+            if balance == most {
+                self.lesson.store(self.terms.lessons[0], Ordering::Relaxed);
+            }
             return;
         }
-        let balance = self.balance.load(Ordering::Relaxed) + GAIN_NS;
-        self.balance.store(balance.min(WEALTH_NS), Ordering::Relaxed);
-        if balance >= WEALTH_NS {
-            self.lesson.store(LESSONS[0], Ordering::Relaxed);
-        }
-    }
-
-    /// A yield let others run for `took`: too long.
-    fn robbed(&self, took: Duration) {
-        let balance = self.balance.load(Ordering::Relaxed).saturating_sub_unsigned(took.as_nanos() as u64);
-        if balance >= 0 {
-            self.balance.store(balance, Ordering::Relaxed);
+        let now = now_ns();
+        let since = match self.indebted_since.load(Ordering::Relaxed) {
+            0 => now,
+            since => since,
+        };
+        if now - since < self.terms.grace {
+            self.indebted_since.store(since, Ordering::Relaxed);
             return;
         }
         self.balance.store(0, Ordering::Relaxed);
+        self.indebted_since.store(0, Ordering::Relaxed);
         let lesson = self.lesson.load(Ordering::Relaxed);
         self.retreat.store(lesson, Ordering::Relaxed);
-        self.lesson.store(lesson.saturating_mul(2).min(LESSONS[1]), Ordering::Relaxed);
+        self.lesson.store(lesson.saturating_mul(2).min(self.terms.lessons[1]), Ordering::Relaxed);
     }
 }
+
+/// Whether to yield, or to sleep at once. Spinning steals from whoever wants to run, and the kernel does not say whether anyone
+/// does. A yield tells: it returns at once when nobody else is runnable here. If others are, and they are our peers, yielding is
+/// far cheaper than bells. But a task that yields goes behind all others (Linux 6.18 makes it forfeit its slice): among programs
+/// that never yield it loses milliseconds each time. So a yield that others answered soon is worth [`GAIN_NS`], one that took
+/// longer than [`ROBBED`] costs its time.
+static CROWD: Account = Account::new(Terms { most: 10_000_000, grace: 0, lessons: [64, 4096] });
+
+/// What yielding saves instead of sleeping: two wake-ups' time of a processor.
+const GAIN_NS: i64 = 20_000;
+/// Who lets others run loses no more than this among peers that wait for each other.
+const ROBBED: Duration = Duration::from_millis(1);
+
+/// Whether spins among others are worth their own time. Where many want to run, one lets several others run before its turn comes
+/// with something; and a yield gives way only to tasks of the same group (`sched_autogroup`, control groups): to others the
+/// scheduler comes in its own time, and until then the waiter looks in vain. So a spin in which others have run costs the time
+/// of its yields, and what it looked in vain twice, for that was taken from them, too; and each one that brought something is worth [`SLEEP_NS`]. Two peers that meet on one processor
+/// while another is idle are parted by the scheduler within milliseconds, if they do not sleep. In a retreat a spin
+/// goes on only as long as others do run, and for [`FRUGAL_YIELDS`].
+static EFFORT: Account =
+    Account::new(Terms { most: 32 * SLEEP_NS, grace: 20_000_000, lessons: [1024, 32_768] });
+
+/// What a sleep and a bell cost at both ends, of processors' time.
+const SLEEP_NS: i64 = 16_000;
+/// As [`VAIN_YIELDS`], in a retreat.
+const FRUGAL_YIELDS: u32 = 3;
 
 /// Spins for up to `budget_ns` of this thread's own time until `done`, which is told whether others have just run for a
 /// while; in all no longer than `limit`. Alone on its processor a thread just looks; if there are others it lets
 /// them run: the peer may be among them.
 pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bool) -> bool) -> Spin {
     if budget_ns == 0 {
-        return Spin::Vain(Instant::now());
-    }
-    let limit = limit.unwrap_or(LONGEST).min(LONGEST);
-    let budget = Duration::from_nanos(budget_ns).min(limit);
-    fn look(times: u32, done: &mut impl FnMut(bool) -> bool) -> bool {
-        (0..times).any(|_| {
-            let found = done(false);
-            if !found {
-                std::hint::spin_loop();
-            }
-            found
-        })
+        return no_spin();
     }
     if look(FIRST_LOOKS, &mut done) {
+        if EFFORT.is_in_debt() {
+            EFFORT.book(SLEEP_NS);
+        }
         return Spin::Done;
     }
     let start = Instant::now();
-    if !CROWD.yields() {
+    if CROWD.retreats() {
         return Spin::Declined(start);
     }
+    if EFFORT.retreats() {
+        return spin_among_others(&mut done);
+    }
+    let limit = limit.unwrap_or(LONGEST).min(LONGEST);
+    let budget = Duration::from_nanos(budget_ns).min(limit);
     let mut before = start;
-    let (mut spent, mut vain) = (Duration::ZERO, 0);
+    let (mut spent, mut yielded, mut vain) = (Duration::ZERO, Duration::ZERO, 0);
+    let mut found = false;
     while spent < budget {
         rustix::thread::sched_yield();
         let after = Instant::now();
         let took = after.duration_since(before);
         if took < LONG_YIELD {
-            if look(LOOKS, &mut done) {
-                return Spin::Done;
-            }
+            found = look(LOOKS, &mut done);
             let now = Instant::now();
             spent += now.duration_since(before);
             before = now;
+            if found {
+                break;
+            }
             continue;
         }
-        if done(true) {
-            CROWD.gained(took);
-            return Spin::Done;
-        }
-        if took >= ROBBED {
-            CROWD.robbed(took);
+        spent += LONG_YIELD;
+        yielded += LONG_YIELD;
+        before = after;
+        found = done(true);
+        if found || took >= ROBBED {
+            CROWD.book(if took >= ROBBED { -nanoseconds(took) } else { GAIN_NS });
             break;
         }
         vain += 1;
         if vain == VAIN_YIELDS || after.duration_since(start) >= limit {
             break;
         }
-        spent += LONG_YIELD;
-        before = after;
     }
-    Spin::Vain(start)
+    let worth = if found { SLEEP_NS } else { 0 };
+    if yielded > Duration::ZERO {
+        EFFORT.book(worth - nanoseconds(spent + spent - yielded));
+    } else if EFFORT.is_in_debt() {
+        EFFORT.book(worth);
+    }
+    if found { Spin::Done } else { Spin::Vain(start) }
+}
+
+/// A wait that does not spin begins.
+pub fn no_spin() -> Spin {
+    if EFFORT.retreats() { Spin::Unknown } else { Spin::Vain(Instant::now()) }
+}
+
+/// [`spin_for`] in debt of [`EFFORT`].
+fn spin_among_others(done: &mut impl FnMut(bool) -> bool) -> Spin {
+    let mut before = Instant::now();
+    for _ in 0..FRUGAL_YIELDS {
+        rustix::thread::sched_yield();
+        let after = Instant::now();
+        let took = after.duration_since(before);
+        before = after;
+        if done(took >= LONG_YIELD) {
+            return Spin::Done;
+        }
+        if took >= ROBBED {
+            CROWD.book(-nanoseconds(took));
+        }
+        if took < LONG_YIELD || took >= ROBBED {
+            break;
+        }
+    }
+    Spin::Failed
+}
+
+fn look(times: u32, done: &mut impl FnMut(bool) -> bool) -> bool {
+    (0..times).any(|_| {
+        let found = done(false);
+        if !found {
+            std::hint::spin_loop();
+        }
+        found
+    })
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -347,5 +427,46 @@ mod tests {
             gaps.push(waits.expect("a trial comes"));
         }
         assert_eq!(gaps, [32, 64, 128, 256, 512, 1024, 2048, 4096, 4096]);
+    }
+
+    const TERMS: Terms = Terms { most: 100, grace: 0, lessons: [2, 8] };
+
+    #[test]
+    fn who_gets_into_debt_retreats_ever_longer_until_there_is_wealth_again() {
+        let account = Account::new(TERMS);
+        let retreat =
+            || std::iter::repeat_with(|| account.retreats()).take_while(|retreats| *retreats).count();
+        let after = |gains: &[i64]| {
+            gains.iter().for_each(|gain| account.book(*gain));
+            retreat()
+        };
+        assert_eq!([after(&[60, -60]), after(&[-1]), after(&[-1])], [0, 2, 4]);
+        assert_eq!(
+            [after(&[-1000]), after(&[-1])],
+            [8, 8],
+            "no debt is left, and there is a longest retreat"
+        );
+        assert_eq!([after(&[99, -100]), after(&[300, -100]), after(&[-1])], [8, 0, 2]);
+    }
+
+    #[test]
+    fn a_debt_that_is_paid_in_time_has_no_consequence() {
+        let account = Account::new(Terms { grace: u64::MAX, ..TERMS });
+        account.book(-1000);
+        account.book(-1000);
+        assert!(account.is_in_debt() && !account.retreats());
+        account.book(100);
+        assert!(!account.is_in_debt(), "nobody owes more than there can be saved up");
+        assert_eq!(account.indebted_since.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_others_take_their_time_for_tells_nothing_of_the_peer() {
+        let patience = Patience::new();
+        let after = |spin: Spin| {
+            patience.learn(spin);
+            patience.recent.load(Ordering::Relaxed)
+        };
+        assert_eq!([after(Spin::Failed), after(Spin::Unknown), after(Spin::Done)], [0xfe; 3]);
     }
 }

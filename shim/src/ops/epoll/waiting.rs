@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use thallus_transport::chime::Claim;
 use thallus_transport::control::Wakes;
 use thallus_transport::ready::bit;
-use thallus_transport::spin::{Spin, spin_for};
+use thallus_transport::spin::{Spin, no_spin, spin_for};
 
 use super::member::ONESHOT;
 use super::set::{Members, SLEEPING, Set};
@@ -240,7 +240,7 @@ impl Set {
     ) -> Result<(Spin, usize), Errno> {
         let budget = self.patience.allowance_ns();
         if budget == 0 || self.lock().is_none_or(|members| members.hot.is_empty()) {
-            return Ok((Spin::Vain(Instant::now()), 0));
+            return Ok((no_spin(), 0));
         }
         let (mut found, mut glances) = (Ok(0), Glances::default());
         let spin = spin_for(budget, limit, |others_ran| {
