@@ -227,7 +227,7 @@ impl Account {
             0 => now,
             since => since,
         };
-        if now - since < self.terms.grace {
+        if now.saturating_sub(since) < self.terms.grace {
             self.indebted_since.store(since, Ordering::Relaxed);
             return;
         }
