@@ -253,10 +253,10 @@ const ROBBED: Duration = Duration::from_millis(1);
 
 /// Whether spins among others are worth their own time. Where many want to run, one lets several others run before its turn comes
 /// with something; and a yield gives way only to tasks of the same group (`sched_autogroup`, control groups): to others the
-/// scheduler comes in its own time, and until then the waiter looks in vain. So a spin in which others have run costs the time
-/// of its yields, and what it looked in vain twice, for that was taken from them, too; and each one that brought something is worth [`SLEEP_NS`]. Two peers that meet on one processor
-/// while another is idle are parted by the scheduler within milliseconds, if they do not sleep. In a retreat a spin
-/// goes on only as long as others do run, and for [`FRUGAL_YIELDS`].
+/// scheduler comes in its own time, and until then the waiter looks in vain. So a spin in which others have run costs the time of
+/// its yields, and what it looked in vain twice, for that was taken from them, too; one that brought something is worth
+/// [`SLEEP_NS`]. The grace is for two peers that meet on one processor while another is idle: the scheduler parts them, if they do
+/// not sleep. In a retreat a spin goes on only as long as others do run, and for [`FRUGAL_YIELDS`].
 static EFFORT: Account =
     Account::new(Terms { most: 32 * SLEEP_NS, grace: 20_000_000, lessons: [1024, 32_768] });
 
@@ -268,25 +268,38 @@ const FRUGAL_YIELDS: u32 = 3;
 /// Spins for up to `budget_ns` of this thread's own time until `done`, which is told whether others have just run for a
 /// while; in all no longer than `limit`. Alone on its processor a thread just looks; if there are others it lets
 /// them run: the peer may be among them.
-pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bool) -> bool) -> Spin {
+pub fn spin_for(budget_ns: u64, limit: Option<Duration>, done: impl FnMut(bool) -> bool) -> Spin {
     if budget_ns == 0 {
         return no_spin();
     }
+    spin_by(&CROWD, &EFFORT, Duration::from_nanos(budget_ns), limit.unwrap_or(LONGEST).min(LONGEST), done)
+}
+
+/// A wait that does not spin begins.
+pub fn no_spin() -> Spin {
+    if EFFORT.retreats() { Spin::Unknown } else { Spin::Vain(Instant::now()) }
+}
+
+fn spin_by(
+    crowd: &Account,
+    effort: &Account,
+    budget: Duration,
+    limit: Duration,
+    mut done: impl FnMut(bool) -> bool,
+) -> Spin {
     if look(FIRST_LOOKS, &mut done) {
-        if EFFORT.is_in_debt() {
-            EFFORT.book(SLEEP_NS);
+        if effort.is_in_debt() {
+            effort.book(SLEEP_NS);
         }
         return Spin::Done;
     }
     let start = Instant::now();
-    if CROWD.retreats() {
+    if crowd.retreats() {
         return Spin::Declined(start);
     }
-    if EFFORT.retreats() {
-        return spin_among_others(&mut done);
-    }
-    let limit = limit.unwrap_or(LONGEST).min(LONGEST);
-    let budget = Duration::from_nanos(budget_ns).min(limit);
+    let retreats = effort.retreats();
+    let (looks, most_vain) = if retreats { (1, FRUGAL_YIELDS) } else { (LOOKS, VAIN_YIELDS) };
+    let budget = budget.min(limit);
     let mut before = start;
     let (mut spent, mut yielded, mut vain) = (Duration::ZERO, Duration::ZERO, 0);
     let mut found = false;
@@ -295,11 +308,11 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
         let after = Instant::now();
         let took = after.duration_since(before);
         if took < LONG_YIELD {
-            found = look(LOOKS, &mut done);
+            found = look(looks, &mut done);
             let now = Instant::now();
             spent += now.duration_since(before);
             before = now;
-            if found {
+            if found || retreats {
                 break;
             }
             continue;
@@ -309,47 +322,25 @@ pub fn spin_for(budget_ns: u64, limit: Option<Duration>, mut done: impl FnMut(bo
         before = after;
         found = done(true);
         if found || took >= ROBBED {
-            CROWD.book(if took >= ROBBED { -nanoseconds(took) } else { GAIN_NS });
+            crowd.book(if took >= ROBBED { -nanoseconds(took) } else { GAIN_NS });
             break;
         }
         vain += 1;
-        if vain == VAIN_YIELDS || after.duration_since(start) >= limit {
+        if vain == most_vain || after.duration_since(start) >= limit {
             break;
         }
     }
     let worth = if found { SLEEP_NS } else { 0 };
-    if yielded > Duration::ZERO {
-        EFFORT.book(worth - nanoseconds(spent + spent - yielded));
-    } else if EFFORT.is_in_debt() {
-        EFFORT.book(worth);
+    if yielded > Duration::ZERO && !retreats {
+        effort.book(worth - nanoseconds(spent + spent - yielded));
+    } else if effort.is_in_debt() {
+        effort.book(worth);
     }
-    if found { Spin::Done } else { Spin::Vain(start) }
-}
-
-/// A wait that does not spin begins.
-pub fn no_spin() -> Spin {
-    if EFFORT.retreats() { Spin::Unknown } else { Spin::Vain(Instant::now()) }
-}
-
-/// [`spin_for`] in debt of [`EFFORT`].
-fn spin_among_others(done: &mut impl FnMut(bool) -> bool) -> Spin {
-    let mut before = Instant::now();
-    for _ in 0..FRUGAL_YIELDS {
-        rustix::thread::sched_yield();
-        let after = Instant::now();
-        let took = after.duration_since(before);
-        before = after;
-        if done(took >= LONG_YIELD) {
-            return Spin::Done;
-        }
-        if took >= ROBBED {
-            CROWD.book(-nanoseconds(took));
-        }
-        if took < LONG_YIELD || took >= ROBBED {
-            break;
-        }
+    match found {
+        true => Spin::Done,
+        false if retreats => Spin::Failed,
+        false => Spin::Vain(start),
     }
-    Spin::Failed
 }
 
 fn look(times: u32, done: &mut impl FnMut(bool) -> bool) -> bool {
@@ -468,5 +459,33 @@ mod tests {
             patience.recent.load(Ordering::Relaxed)
         };
         assert_eq!([after(Spin::Failed), after(Spin::Unknown), after(Spin::Done)], [0xfe; 3]);
+    }
+
+    /// How a spin that finds nothing ends, and after how many looks.
+    fn vain_spin(crowd: &Account, effort: &Account) -> (Spin, u32) {
+        let mut looks = 0;
+        let budget = Duration::from_micros(100);
+        let spin = spin_by(crowd, effort, budget, LONGEST, |_| {
+            looks += 1;
+            false
+        });
+        (spin, looks)
+    }
+
+    #[test]
+    fn a_retreat_ends_spins_at_once_and_lasts_as_many_waits_as_it_should() {
+        let patient = Account::new(Terms { grace: u64::MAX, ..TERMS });
+        let effort = Account::new(TERMS);
+        effort.book(-1);
+        for _ in 0..2 {
+            let (spin, looks) = vain_spin(&patient, &effort);
+            assert_eq!(spin, Spin::Failed);
+            assert!((FIRST_LOOKS + 1..=FIRST_LOOKS + FRUGAL_YIELDS).contains(&looks), "{looks}");
+        }
+        let (spin, looks) = vain_spin(&patient, &effort);
+        assert!(matches!(spin, Spin::Vain(_)) && looks > FIRST_LOOKS, "{spin:?} {looks}");
+        let crowd = Account::new(TERMS);
+        crowd.book(-1000);
+        assert!(matches!(vain_spin(&crowd, &effort), (Spin::Declined(_), FIRST_LOOKS)));
     }
 }
