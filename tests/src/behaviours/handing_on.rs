@@ -628,7 +628,8 @@ fn pass_on_to_the_end(fd: Fd) {
     calls::set_status(fd, libc::O_RDWR).expect("F_SETFL");
     let (local, remote) = calls::unix_pair().expect("socketpair");
     let child = receiver(local, remote);
-    assert_eq!(calls::send_fd(remote, b"x", fd), Ok(1));
+    // The child may be faster with what it has to say.
+    assert_eq!(quietly(|| calls::send_fd(remote, b"x", fd)), Ok(1));
     for fd in [fd, remote, local] {
         quietly(|| calls::close(fd)).expect("close");
     }
