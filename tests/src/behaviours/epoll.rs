@@ -58,6 +58,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("data_comes_back_unchanged", data_unchanged, sends_on_demand),
     Behaviour::connected("close_takes_it_out", close_takes_it_out, sends_on_demand),
     Behaviour::connected("a_copy_keeps_it_in", copy_keeps_it_in, sends_on_demand),
+    Behaviour::connected("a_copy_keeps_it_ready_for_polls", copy_keeps_it_ready, drains_on_demand),
     Behaviour::connected("two_entries_for_one_connection", two_entries, sends_on_demand),
     Behaviour::connected("two_sets_for_one_connection", two_sets, sends_on_demand),
     Behaviour::connected("a_set_inside_a_set", nested, sends_on_demand),
@@ -592,6 +593,27 @@ fn copy_keeps_it_in(side: &Side, fd: Fd) {
     stop(side);
     calls::close(copy).expect("close");
     assert_eq!(now(epfd), 0);
+}
+
+/// The kernel knows an entry by a number that is closed, and is asked for its readiness from outside.
+fn copy_keeps_it_ready(side: &Side, fd: Fd) {
+    let copy = calls::dup(fd).expect("dup");
+    let epfd = set_with(fd, EPOLLIN | EPOLLOUT);
+    calls::close(fd).expect("close");
+    let is_ready = || calls::poll(&[(epfd, libc::POLLIN)], 0) == Ok(vec![libc::POLLIN]);
+    assert!(is_ready());
+    let total = fill(copy);
+    side.sync("full");
+    assert!(!is_ready());
+    assert_eq!(now(epfd), 0);
+    side.tell(total as u64);
+    let later = || calls::poll(&[(epfd, libc::POLLIN)], -1);
+    assert_eq!(while_blocked(later, || side.sync("drain now")), Ok(vec![libc::POLLIN]));
+    side.sync("drained");
+    assert_eq!(now(epfd), OUT);
+    // The number is free for others.
+    assert_eq!(calls::dup(epfd), Ok(fd));
+    side.sync("done");
 }
 
 fn two_entries(side: &Side, fd: Fd) {

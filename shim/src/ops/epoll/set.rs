@@ -8,8 +8,10 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use libc::epoll_event;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use smallvec::SmallVec;
 use thallus_transport::spin::Patience;
+use thallus_transport::uninterrupted::{Descriptor, Uninterrupted};
 
 use super::member::{ET, Member, ONESHOT};
 use super::strangers::Strangers;
@@ -626,9 +628,12 @@ impl Members {
             member.connection().watched_for_edges(true);
         }
         if wanted != before || std::mem::take(&mut member.is_stale) {
-            let mut event = epoll_event { events: wanted.0, u64: wanted.1 };
-            // SAFETY: a valid event; the set and the socket are the program's.
-            unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &raw mut event) };
+            let event = epoll_event { events: wanted.0, u64: wanted.1 };
+            if member.io == fd {
+                modify(epfd, fd, event);
+            } else {
+                modify_as(epfd, member.io, fd, event);
+            }
             member.kernel = wanted;
             if before.1 != wanted.1 {
                 self.drop_data(before.1, fd);
@@ -636,6 +641,23 @@ impl Members {
             }
         }
         true
+    }
+}
+
+fn modify(epfd: i32, fd: i32, mut event: epoll_event) {
+    // SAFETY: a valid event; the set and the socket are the program's.
+    unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &raw mut event) };
+}
+
+/// [`modify`]s a registration as `fd`, which has been closed, of a connection that lives on as `io`. The kernel finds it only by both,
+/// the socket and the number (epoll_ctl(2)), so the socket has this number for so long, if it is free.
+fn modify_as(epfd: i32, io: i32, fd: i32, event: epoll_event) {
+    let _uninterrupted = Uninterrupted::begin();
+    // SAFETY: known not to be closed.
+    let socket = unsafe { BorrowedFd::borrow_raw(io) };
+    let copy = rustix::io::fcntl_dupfd_cloexec(socket, fd).map(Descriptor::from);
+    if copy.as_ref().is_ok_and(|copy| copy.as_fd().as_raw_fd() == fd) {
+        modify(epfd, fd, event);
     }
 }
 
