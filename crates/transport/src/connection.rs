@@ -414,6 +414,16 @@ impl Connection {
         }
     }
 
+    /// The process ends without having closed it. Nothing else in memory would tell a peer that writes, and looks at nothing.
+    pub fn announce_exit(&self) {
+        if let Some(segment) = self.segment()
+            && segment.link().is_none()
+            && self.block.held_only_by(crate::process::id())
+        {
+            segment.outgoing().rare.0.end.fetch_or(end::LEAVES, Ordering::SeqCst);
+        }
+    }
+
     /// Internal file descriptors that belong to this connection.
     pub fn internal_fds(&self) -> [Option<i32>; 5] {
         let bargain = self.bargain.try_lock().map_or([None; 2], |bargain| {

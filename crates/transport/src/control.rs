@@ -138,6 +138,8 @@ pub mod end {
     pub const UNWANTED: u32 = CLOSED | DEAF | REFUSES;
     /// `SO_LINGER` of zero time: should the producer's process die, it resets the connection. Not on `AF_UNIX`.
     pub const ABORTS: u32 = 128;
+    /// The producer's process ends, and has not closed the socket.
+    pub const LEAVES: u32 = 256;
     /// The producer's side wants to go back to TCP, or has ([`super::Rung::handing`]).
     pub const RETURN: u32 = 16;
 }

@@ -306,7 +306,7 @@ impl Connection {
         if block.has(flag::PEER_GONE) || segment.incoming().end() & end::UNWANTED != 0 {
             return self.send_into_void(fd, segment, source);
         }
-        if self.is_blind(control) && self.peer_is_gone(fd) {
+        if (self.is_blind(control) || self.may_have_lost_peer(segment)) && self.peer_is_gone(fd) {
             return self.send_into_void(fd, segment, source);
         }
         if block.roomy.load(Ordering::Relaxed) != 0 && producer.come_home().map_err(lie)? {
@@ -376,6 +376,13 @@ impl Connection {
         }
         let tail = control.tail();
         self.block.blind_at.swap(tail, Ordering::Relaxed) == tail && control.head() != tail
+    }
+
+    /// Whether the peer may be gone without anybody having looked: it sends nothing more, or its process ends, or this side reads nothing.
+    /// The kernel knows.
+    fn may_have_lost_peer(&self, segment: &Segment) -> bool {
+        let ends = || segment.incoming().end() & (end::FIN | end::LEAVES) != 0;
+        segment.link().is_none() && (self.block.has(flag::SHUT_RD) || ends())
     }
 
     /// Whether this side sends through the ring; moves it there if both sides are ready. The caller holds

@@ -5,8 +5,8 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, End, Errno, Family, Fd, Leave, caught, quietly};
 use crate::say;
 use crate::side::{
-    Pattern, Side, await_hangup, await_readable, await_unread, receive_exactly, receive_pattern_to_end,
-    send_pattern, while_blocked,
+    Pattern, Side, await_end_of, await_hangup, await_readable, await_unread, receive_exactly,
+    receive_pattern_to_end, send_pattern, while_blocked,
 };
 
 const KILLED: End = End::Signal(libc::SIGKILL);
@@ -39,6 +39,19 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("exit_without_close", end_after_data, exits),
     Behaviour::connected("exit_without_atexit", end_after_data, exits_at_once)
         .tally(Tally::Upgraded(1), Tally::Unknown),
+    Behaviour::connected("write_after_exit", writes_to_an_ended_process, exits_unseen),
+    Behaviour::connected("write_after_shutdown_and_kill", writes_to_an_ended_process, is_killed_half_closed)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(FINE, KILLED),
+    Behaviour::connected(
+        "write_after_shutdown_of_reading_and_kill",
+        writes_without_reading,
+        is_killed_unseen,
+    )
+    .tally(Tally::Upgraded(1), Tally::Unknown)
+    .end(FINE, KILLED)
+    // docs/limitations.md, "Unix sockets".
+    .tcp_only(),
     Behaviour::connected("killed_after_sending", end_after_data, is_killed)
         .tally(Tally::Upgraded(1), Tally::Unknown)
         .end(FINE, KILLED),
@@ -101,6 +114,39 @@ fn end_after_data(side: &Side, fd: Fd) {
     let _ = calls::read(fd, 100);
     let _ = calls::recv(fd, 100, libc::MSG_DONTWAIT);
     let _ = calls::pending_error(fd);
+}
+
+/// Without having looked at the connection since.
+fn writes_to_an_ended_process(side: &Side, fd: Fd) {
+    let peer = side.told() as libc::pid_t;
+    side.sync("ends");
+    await_end_of(peer);
+    let send = || calls::send(fd, b"late", libc::MSG_NOSIGNAL);
+    // The kernel of TCP takes what it is reset for.
+    let first = if side.family == Family::Unix { Err(Errno::EPIPE) } else { Ok(4) };
+    assert_eq!(send(), first);
+    assert_eq!(send(), Err(Errno::EPIPE));
+    assert_eq!(calls::recv(fd, 100, 0), Ok(vec![]));
+}
+
+fn writes_without_reading(side: &Side, fd: Fd) {
+    calls::shutdown(fd, libc::SHUT_RD).expect("shutdown");
+    writes_to_an_ended_process(side, fd);
+}
+
+fn exits_unseen(side: &Side, _fd: Fd) {
+    side.tell(u64::from(std::process::id()));
+    side.sync("ends");
+}
+
+fn is_killed_unseen(side: &Side, fd: Fd) {
+    exits_unseen(side, fd);
+    calls::kill_self();
+}
+
+fn is_killed_half_closed(side: &Side, fd: Fd) {
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    is_killed_unseen(side, fd);
 }
 
 fn exits(side: &Side, fd: Fd) {
