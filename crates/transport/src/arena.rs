@@ -26,11 +26,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::lock::Lock;
 use crate::reason::Reason;
+use crate::uninterrupted::Descriptor;
 use crate::unix::{NAME_BYTES, Name};
 
 pub use chunk::{BLOCKS, CHUNK_BYTES, Chunk, MEMFD_NAME, View};
@@ -194,7 +196,9 @@ pub struct Block {
     name: [AtomicU32; NAME_BYTES / size_of::<u32>()],
     /// Doorbells rung beside TCP ([`crate::chime`]).
     pub chimes: AtomicU64,
-    _pad3: [u32; 11],
+    /// Calls of shutdown(2) on it.
+    pub shutdowns: AtomicU32,
+    _pad3: [u32; 10],
 }
 
 const _: () = assert!(size_of::<Block>() == 512);
@@ -415,7 +419,7 @@ impl Block {
             0 => true,
             other if other == pid => true,
             UNBORN | OVERFLOW => false,
-            other => forget_if_dead(holder, other),
+            other => !forget_unless(exists, holder, other),
         })
     }
 
@@ -433,7 +437,7 @@ impl Block {
         for holder in &self.holders {
             let other = holder.load(Ordering::SeqCst);
             if !matches!(other, 0 | UNBORN | OVERFLOW) {
-                forget_if_dead(holder, other);
+                forget_unless(is_alive, holder, other);
             }
         }
         if !self.add_holder(pid) {
@@ -457,14 +461,14 @@ impl Block {
         self.holders.iter().all(|holder| match holder.load(Ordering::SeqCst) {
             0 => true,
             UNBORN | OVERFLOW => false,
-            other => forget_if_dead(holder, other),
+            other => !forget_unless(is_alive, holder, other),
         })
     }
 
     /// Whether processes have it, all of which are dead.
     fn is_left_by_the_dead(&self) -> bool {
         let holders = self.holders.each_ref().map(|holder| holder.load(Ordering::SeqCst));
-        let is_dead = |&pid: &u32| !matches!(pid, UNBORN | OVERFLOW) && !is_alive(pid);
+        let is_dead = |&pid: &u32| !matches!(pid, UNBORN | OVERFLOW) && !pid_of(pid).is_some_and(is_alive);
         holders.iter().any(|&pid| pid != 0) && holders.iter().filter(|&&pid| pid != 0).all(is_dead)
     }
 
@@ -499,19 +503,34 @@ impl Block {
     }
 }
 
-fn is_alive(pid: u32) -> bool {
-    i32::try_from(pid)
-        .ok()
-        .and_then(Pid::from_raw)
-        .is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+/// Whether there is such a process, if only to be waited for by its parent.
+fn exists(pid: Pid) -> bool {
+    test_kill_process(pid) != Err(Errno::SRCH)
 }
 
-fn forget_if_dead(holder: &AtomicU32, pid: u32) -> bool {
-    let alive = is_alive(pid);
-    if !alive {
+/// Whether process `pid` may have descriptors: a zombie has none (pidfd_open(2), poll(2)).
+fn is_alive(pid: Pid) -> bool {
+    match pidfd_open(pid, PidfdFlags::empty()).map(Descriptor::from) {
+        Ok(process) => {
+            let mut ended = [PollFd::new(&process, PollFlags::IN)];
+            poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(1)
+        }
+        // An old kernel, or no descriptor is left.
+        Err(_) => exists(pid),
+    }
+}
+
+/// Whether the holder may be there, according to `is_there`, or is forgotten.
+fn forget_unless(is_there: impl Fn(Pid) -> bool, holder: &AtomicU32, pid: u32) -> bool {
+    let is_there = pid_of(pid).is_some_and(is_there);
+    if !is_there {
         let _ = holder.compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst);
     }
-    !alive
+    is_there
+}
+
+fn pid_of(pid: u32) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(pid).ok()?)
 }
 
 #[cfg(test)]
@@ -520,6 +539,21 @@ mod tests {
 
     fn pid() -> u32 {
         std::process::id()
+    }
+
+    #[test]
+    fn a_zombie_holds_nothing() {
+        let chunk = Chunk::create(Ok).unwrap();
+        let block = chunk.allocate(Role::Server, pid(), 3, 1).unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let id = Pid::from_child(&child);
+        let exited = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(id), exited).unwrap();
+        block.hold(child.id());
+        assert!(exists(id) && !is_alive(id));
+        assert!(block.release(pid()));
+        child.wait().unwrap();
+        assert!(!exists(id) && !is_alive(id));
     }
 
     #[test]

@@ -53,6 +53,11 @@ pub(crate) struct Taken {
     pub(crate) filled: bool,
 }
 
+/// Whether an error says nothing of the connection.
+fn is_of_this_call(errno: Errno) -> bool {
+    matches!(errno, Errno::AGAIN | Errno::INTR | Errno::FAULT)
+}
+
 fn lie(_: Lie) -> Errno {
     Errno::CONNRESET
 }
@@ -105,12 +110,20 @@ impl Connection {
                         break;
                     }
                 }
-                Some(_) if total > 0 => return Ok(total),
+                Some(result) if total > 0 => {
+                    if let Err(errno) = result
+                        && !is_of_this_call(errno)
+                    {
+                        // The kernel has told of it now, and the program is to be told by its next call.
+                        self.note_error(fd, errno);
+                    }
+                    return Ok(total);
+                }
                 // The kernel of an `AF_UNIX` socket has not been told, perhaps.
                 Some(Err(Errno::AGAIN)) if self.is_unix() && self.block.has(flag::SHUT_RD) => {
                     return self.error_of_reads(segment).map_or(Ok(0), Err);
                 }
-                Some(Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::FAULT))) => return Err(errno),
+                Some(Err(errno)) if is_of_this_call(errno) => return Err(errno),
                 Some(result) => {
                     if let Err(errno) = result {
                         // It may be for nothing but unread bells.
@@ -248,10 +261,11 @@ impl Connection {
         flags: i32,
     ) -> Option<Result<Taken, Errno>> {
         let mut list = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
-        let mut asked = 0;
+        // By the first look, which another one for what it has found may follow.
+        let mut asked = None;
         let receive = |most, peek| {
             let count = target.window(most, &mut list);
-            asked = list[..count].iter().map(|piece| piece.iov_len).sum();
+            asked.get_or_insert_with(|| list[..count].iter().map(|piece| piece.iov_len).sum::<usize>());
             let peek = if peek { libc::MSG_PEEK } else { 0 };
             // Another look follows.
             let is_last = peek & !flags == 0;
@@ -266,7 +280,7 @@ impl Connection {
             Ok(count) => target.advance_over(count),
             Err(_) => {}
         }
-        Some(taken.map(|count| Taken { count, filled: count == asked }))
+        Some(taken.map(|count| Taken { count, filled: asked == Some(count) }))
     }
 
     /// Sends as send(2) does, without sleeping. `EAGAIN` if nothing fits, `EPIPE` if nobody reads any more.

@@ -189,6 +189,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             }
             let stays = |segment: &Segment| segment.refuse() || segment.is_down();
             if connection.has_returned() || connection.segment().is_some_and(stays) {
+                block.shutdowns.fetch_add(1, Ordering::SeqCst);
                 // The side buffer may hold bytes, so the hooks stay in between; but nothing leaves TCP any more.
                 block.raise(match how {
                     libc::SHUT_RD => flag::SHUT_RD,
@@ -201,6 +202,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         }
         if std::mem::take(&mut refuses) {
             block.raise(flag::SHUT_RD);
+            block.shutdowns.fetch_add(1, Ordering::SeqCst);
             // Before there is room for what the peer still wants to write.
             connection.shut_receiving(fd);
             errno::keep(|| epoll::stalled(entered.slot));
@@ -228,6 +230,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             }
         };
         connection.shut_for_both(fd);
+        block.shutdowns.fetch_add(1, Ordering::SeqCst);
         errno::keep(|| epoll::stalled(entered.slot));
         return if is_over { errno::int(Err(Errno::NOTCONN)) } else { result };
     }

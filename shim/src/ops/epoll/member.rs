@@ -67,7 +67,7 @@ struct Edge {
     /// Bytes that have ever been put aside: the kernel has forgotten its own edge for them.
     aside: u64,
     ends: u32,
-    /// The directions that this side has shut, and whether the peer's has ended: the kernel wakes for each, also where that
+    /// How often this side has shut a direction down, and whether the peer's has ended: the kernel wakes for each, also where that
     /// makes nothing ready that was not.
     shut: (u32, bool),
 }
@@ -80,7 +80,7 @@ impl Edge {
     fn of(connection: &Connection, fd: i32) -> Self {
         let Some(segment) = connection.segment() else { return Self::NONE };
         let head = (!connection.is_behind_tcp(fd)).then(|| segment.incoming().head());
-        let own = connection.block.flags.load(Ordering::Relaxed) & (flag::SHUT_RD | flag::SHUT_WR);
+        let own = connection.block.shutdowns.load(Ordering::Relaxed);
         let aside = connection.block.put_aside();
         Self { head, aside, ends: 0, shut: (own, connection.peer_has_ended()) }
     }
@@ -178,7 +178,7 @@ impl Member {
         let bits = all & (self.asked() | bit::ALWAYS);
         let Some(seen) = self.seen.filter(|_| bits != 0) else { return (bits, Some(now)) };
         let is_news = now.is_news_after(&seen) || tcp & bit::READ != 0 && !self.is_old_end(tcp);
-        let arrived = bits & !bit::WRITE != 0 && is_news;
+        let arrived = is_news;
         let freed = bits & bit::WRITE != 0 && self.is_owed_room();
         (if arrived || freed || now.shut != seen.shut { bits } else { 0 }, Some(now))
     }
@@ -274,9 +274,12 @@ impl Member {
         let asked = self.asked();
         let kick = if self.kicked { bit::OUT } else { 0 };
         if asked & (bit::READ | bit::WRITE | bit::RDHUP) == 0 {
-            // HUP is reported unasked, and comes with the peer's end: an edge on the socket. Once it is there it stays.
+            // HUP is reported unasked, and comes with the peer's end: an edge on the socket. Once it is there it stays. Only a bell tells of
+            // the end of a stream whose other direction has ended.
             let edge = if self.kicked { self.events & ET } else { ET };
-            return bit::IN | bit::RDHUP | edge | kick;
+            let connection = self.connection();
+            let rung = connection.is_unix() || connection.block.has(flag::SHUT_WR);
+            return if rung { bit::IN } else { 0 } | bit::RDHUP | edge | kick;
         }
         let mut interest = self.connection().kernel_interest(asked);
         if self.events & ET == 0 && asked & bit::READ == 0 && interest & bit::WRITE != 0 {
