@@ -28,6 +28,9 @@ use crate::stream::BELL;
 use crate::uninterrupted::{Descriptor, Uninterrupted};
 use crate::{process, tcp};
 
+/// Bells that may be left in an ear, of some 270 for which there is room by default (`net.core.wmem_default`).
+const MOST_LEFT: u32 = 32;
+
 const MAGIC: [u8; 8] = *b"THALLUSc";
 
 /// Other processes' mouths that one process holds, at most.
@@ -44,6 +47,8 @@ struct Pair {
     ear: Descriptor,
     mouth: Descriptor,
     claimed: AtomicBool,
+    /// Bells that [`Claim::hear_edge`] has left in the ear.
+    left: AtomicU32,
     /// Somebody has shut the mouth, or put something in that can't be taken out.
     is_broken: AtomicBool,
 }
@@ -71,8 +76,14 @@ fn made(place: Place) -> Option<&'static Pair> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ear, mouth) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
         let (ear, mouth) = (place(ear).ok()?.into(), place(mouth).ok()?.into());
-        let (claimed, is_broken) = (AtomicBool::new(false), AtomicBool::new(false));
-        let pair = Box::into_raw(Box::new(Pair { pid: process::id(), ear, mouth, claimed, is_broken }));
+        let pair = Box::into_raw(Box::new(Pair {
+            pid: process::id(),
+            ear,
+            mouth,
+            claimed: AtomicBool::new(false),
+            left: AtomicU32::new(0),
+            is_broken: AtomicBool::new(false),
+        }));
         let null = std::ptr::null_mut();
         if OWN.compare_exchange(null, pair, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: made above, and nobody has seen it.
@@ -109,14 +120,38 @@ impl Claim {
     /// Takes what has been rung. To be called when the ear is readable, and nobody counts on this sleeper any more, or before it
     /// looks for what it has been rung for.
     pub fn hear(&self) {
-        let mut bells = [0u8; 256];
+        if !self.drain() {
+            // It would be readable for ever.
+            self.0.is_broken.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`Self::hear`], for who is woken by each bell as it comes (`EPOLLET`): they may be left, as long as there is room for the next.
+    /// If several connections may ring they are taken: the next sleep would end with the bell of the second.
+    pub fn hear_edge(&self, several: bool) {
+        let left = self.0.left.fetch_add(1, Ordering::Relaxed);
+        if several || left >= MOST_LEFT {
+            self.drain();
+        }
+    }
+
+    /// Takes what [`Self::hear_edge`] has left, before a sleep for as long as the ear is not readable.
+    pub fn hush(&self) {
+        if self.0.left.load(Ordering::Relaxed) > 0 {
+            self.drain();
+        }
+    }
+
+    /// Whether there was anything.
+    fn drain(&self) -> bool {
+        self.0.left.store(0, Ordering::Relaxed);
+        let (mut bells, mut any) = ([0u8; 256], false);
         loop {
             // SAFETY: `bells` is writable.
             match unsafe { tcp::recv(self.fd(), bells.as_mut_ptr(), bells.len(), libc::MSG_DONTWAIT) } {
-                Ok(count) if count == bells.len() => {}
-                Ok(1..) | Err(Errno::INTR) => return,
-                // It would be readable for ever.
-                _ => return self.0.is_broken.store(true, Ordering::Relaxed),
+                Ok(count) if count == bells.len() => any = true,
+                Ok(1..) | Err(Errno::INTR) => return true,
+                _ => return any,
             }
         }
     }
@@ -128,6 +163,19 @@ impl Drop for Claim {
     }
 }
 
+/// Wakes the thread of this process that sleeps on its ear, if one does.
+pub fn rouse() {
+    if let Some(pair) = own() {
+        ring(&pair.mouth);
+    }
+}
+
+fn ring(mouth: &Descriptor) -> bool {
+    let fd = mouth.as_fd().as_raw_fd();
+    // SAFETY: one readable byte.
+    unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }.is_ok()
+}
+
 /// By which another process is woken.
 #[derive(Debug)]
 pub struct Mouth(Descriptor);
@@ -135,9 +183,7 @@ pub struct Mouth(Descriptor);
 impl Mouth {
     /// True if it will wake.
     pub(crate) fn ring(&self) -> bool {
-        let fd = self.0.as_fd().as_raw_fd();
-        // SAFETY: one readable byte.
-        unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }.is_ok()
+        ring(&self.0)
     }
 
     /// Takes a descriptor for what the peer, of user `uid`, says it is. `None` if it is something else, or one too many.

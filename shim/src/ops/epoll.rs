@@ -17,6 +17,7 @@
 //! asked; level, edge and one-shot triggering are made here. A set that is itself waited for (by poll, or in
 //! another set) is *nested*: all of its registrations stay cold, so that the kernel alone can tell its readiness.
 
+mod ear;
 mod early;
 mod member;
 mod set;
@@ -33,6 +34,7 @@ use thallus_transport::arena::State;
 use thallus_transport::reason::Reason;
 use thallus_transport::search::Waits;
 
+pub(crate) use self::ear::internal_fd;
 pub(crate) use self::early::{closed_young, connects, grown_up, unwatched};
 use self::member::{EXCLUSIVE, Member};
 use self::set::{Members, memberships};

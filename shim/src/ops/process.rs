@@ -272,7 +272,9 @@ static WRITTEN: AtomicBool = AtomicBool::new(false);
 pub(crate) fn exiting() {
     if !is_stranger() && !WRITTEN.swap(true, Ordering::SeqCst) {
         settle_fabrics();
-        errno::keep(|| table::for_each(|_, connection, _| connection.announce_exit()));
+        if config::enabled() {
+            errno::keep(|| table::for_each(|_, connection, _| connection.announce_exit()));
+        }
         stats::write(true);
     }
 }

@@ -6,7 +6,7 @@ use super::peers::{fill, send_all, waits};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Leave, fork, quietly};
 use crate::say;
-use crate::side::{Side, receive_exactly};
+use crate::side::{Side, receive_exactly, while_blocked};
 
 pub(super) const ALL: &[Behaviour] = &[
     chimed("asleep_in_poll", answers_by_poll, asks, [0, MOST]),
@@ -15,6 +15,12 @@ pub(super) const ALL: &[Behaviour] = &[
     chimed("asleep_in_edge_triggered_epoll", answers_by_edge_epoll, asks, [0, MOST]),
     chimed("asleep_in_one_shot_epoll", answers_by_one_shot_epoll, asks, [0, MOST]),
     chimed("both_asleep_in_poll", answers_by_poll, asks_by_poll, [MOST, MOST]),
+    chimed("asleep_in_two_sets", answers_by_two_sets, asks, [0, MOST]),
+    chimed("asleep_in_one_set_after_the_other", answers_by_new_sets, asks, [0, MOST]),
+    chimed("asleep_in_epoll_and_poll", answers_by_epoll_and_poll, asks, [0, MOST]),
+    Behaviour::connected("asleep_in_a_set_that_is_closed", asleep_in_a_closed_set, sends_when_told)
+        .environment(WITHOUT_SPIN)
+        .limitation("**An epoll set that is closed**"),
     chimed("asleep_until_writable", waits_for_room, drains, [0, 1]),
     chimed("asleep_until_writable_by_epoll", waits_for_room_by_epoll, drains, [0, 1]),
     // Only one thread of a process listens at a time: the others are woken as ever.
@@ -129,6 +135,60 @@ fn answers_by_one_shot_epoll(_side: &Side, fd: Fd) {
         await_event(epfd);
         calls::epoll_modify(epfd, fd, libc::EPOLLIN | libc::EPOLLONESHOT, 7).expect("EPOLL_CTL_MOD");
     });
+}
+
+/// In turn.
+fn answers_by_two_sets(_side: &Side, fd: Fd) {
+    let sets = [(); 2].map(|()| set_of(fd, libc::EPOLLIN));
+    let mut turns = sets.iter().cycle();
+    answers(fd, REQUESTS, || await_event(*turns.next().expect("a cycle")));
+}
+
+fn answers_by_new_sets(_side: &Side, fd: Fd) {
+    let mut epfd = set_of(fd, libc::EPOLLIN);
+    let mut waits = 0;
+    answers(fd, REQUESTS, || {
+        waits += 1;
+        if waits % 10 == 0 {
+            calls::close(epfd).expect("close");
+            epfd = set_of(fd, libc::EPOLLIN);
+        }
+        await_event(epfd);
+    });
+}
+
+/// More often by epoll, so that bells are left.
+fn answers_by_epoll_and_poll(_side: &Side, fd: Fd) {
+    let epfd = set_of(fd, libc::EPOLLIN);
+    let mut waits = 0;
+    answers(fd, REQUESTS, || {
+        waits += 1;
+        if waits % 7 == 0 { poll(fd) } else { await_event(epfd) }
+    });
+}
+
+/// The set lives on as long as somebody sleeps on it.
+fn asleep_in_a_closed_set(side: &Side, fd: Fd) {
+    let epfd = set_of(fd, libc::EPOLLIN);
+    let (reading, writing) = calls::pipe().expect("pipe");
+    calls::epoll_add(epfd, reading, libc::EPOLLIN, 8).expect("EPOLL_CTL_ADD");
+    let woken = while_blocked(
+        || calls::epoll_wait(epfd, 8, -1),
+        || {
+            quietly(|| {
+                calls::close(epfd).expect("close");
+                calls::write(writing, b"x").expect("write");
+            });
+        },
+    );
+    say!("{woken:?}");
+    side.sync("now");
+    assert_eq!(calls::recv(fd, 8, 0), Ok(b"data".to_vec()));
+}
+
+fn sends_when_told(side: &Side, fd: Fd) {
+    side.sync("now");
+    send_all(fd, b"data");
 }
 
 fn waits_for_room(side: &Side, fd: Fd) {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use libc::epoll_event;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use smallvec::SmallVec;
+use thallus_transport::chime;
 use thallus_transport::spin::Patience;
 use thallus_transport::uninterrupted::{Descriptor, Uninterrupted};
 
@@ -25,6 +26,8 @@ pub(crate) struct Set {
     /// A descriptor of the set by which the kernel is told; −1 while only one is open that is being made. Changed under the lock.
     epfd: AtomicI32,
     descriptors: AtomicU32,
+    /// How often it has been given up.
+    pub(super) life: AtomicU32,
     /// There are, or were, one-shot registrations.
     pub(super) one_shots: AtomicBool,
     /// Something may be in it that no hook has seen come.
@@ -258,6 +261,7 @@ impl Set {
             members: Mutex::new(Members::default()),
             epfd: AtomicI32::new(epfd),
             descriptors: AtomicU32::new(1),
+            life: AtomicU32::new(0),
             one_shots: AtomicBool::new(false),
             opaque: AtomicBool::new(opaque),
             active: AtomicU32::new(0),
@@ -379,6 +383,11 @@ impl Set {
         self.opaque.load(Ordering::Relaxed)
     }
 
+    /// Whether the program has a descriptor for the set.
+    pub(super) fn is_open(&self) -> bool {
+        self.descriptors.load(Ordering::SeqCst) > 0
+    }
+
     /// The program has one more descriptor for the set.
     pub(crate) fn descriptor_added(&self) {
         self.descriptors.fetch_add(1, Ordering::SeqCst);
@@ -404,6 +413,11 @@ impl Set {
                 self.epfd.store(table::descriptor_of_set(self).unwrap_or(-1), Ordering::Relaxed);
             }
             return;
+        }
+        self.life.fetch_add(1, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            // The kernel takes it out of the set around it and the ear.
+            chime::rouse();
         }
         let Some(mut members) = self.lock() else { return };
         let fds: Vec<i32> = members.by_fd.keys().copied().collect();

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use libc::{epoll_event, pollfd, sigset_t};
+use libc::{epoll_event, sigset_t};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
@@ -14,10 +14,11 @@ use thallus_transport::control::Wakes;
 use thallus_transport::ready::bit;
 use thallus_transport::spin::{Spin, no_spin, spin_for};
 
+use super::ear;
 use super::member::ONESHOT;
 use super::set::{Members, SLEEPING, Set};
 use crate::cancel::point;
-use crate::ops::poll::{self, Glances, remaining, to_timespec};
+use crate::ops::poll::{Glances, remaining, to_timespec};
 use crate::table::Call;
 use crate::{errno, real};
 
@@ -273,13 +274,17 @@ impl Set {
     ) -> Result<(usize, usize), Errno> {
         let claim = if self.nested.load(Ordering::SeqCst) { None } else { Claim::take() };
         let (armed, ready) = self.arm(claim.is_some());
-        let claim = claim.filter(|_| armed.iter().any(|(_, _, wakes)| *wakes == Wakes::ByChime));
+        let ringers = armed.iter().filter(|(_, _, wakes)| *wakes == Wakes::ByChime).count();
+        let claim = claim.filter(|_| ringers > 0);
         let look = self.looks();
         let mut heard = false;
         let result = if ready || self.stirs() {
             Ok(0)
         } else if let Some(claim) = &claim {
-            kernel_or_ear(claim, &mut heard, epfd, events, timeout, mask)
+            ear::listen(self, epfd, claim, ringers > 1, timeout, mask).and_then(|told| {
+                heard = told.ear;
+                if told.set { kernel(epfd, events, Some(Duration::ZERO), std::ptr::null()) } else { Ok(0) }
+            })
         } else {
             kernel(epfd, events, timeout, mask)
         };
@@ -448,7 +453,7 @@ pub(super) fn ready_in_kernel(fd: i32, events: PollFlags) -> u32 {
     }
 }
 
-fn kernel(
+pub(super) fn kernel(
     epfd: i32,
     events: &mut [epoll_event],
     timeout: Option<Duration>,
@@ -478,25 +483,6 @@ fn kernel(
         }
     };
     outcome(count)
-}
-
-/// As [`kernel`], but a chime ends the wait, too: then it has `heard` one, and asks nothing of the set.
-fn kernel_or_ear(
-    claim: &Claim,
-    heard: &mut bool,
-    epfd: i32,
-    events: &mut [epoll_event],
-    timeout: Option<Duration>,
-    mask: *const sigset_t,
-) -> Result<usize, Errno> {
-    let mut fds = [epfd, claim.fd()].map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 });
-    poll::kernel(&mut fds, timeout, mask)?;
-    let [set, ear] = fds.map(|fd| fd.revents != 0);
-    if ear {
-        claim.hear();
-        *heard = true;
-    }
-    if set { kernel(epfd, events, Some(Duration::ZERO), std::ptr::null()) } else { Ok(0) }
 }
 
 /// What a wait at a [`point`] has returned.

@@ -1,0 +1,119 @@
+//! Sleeping on a set and on the process's ear.
+//!
+//! The set that a process waits on most has, with the ear, a set of this library's around both, in which the ear is edge-triggered: so
+//! what it hears need not be taken out each time, and one wait asks for both. Any other set is polled beside the ear.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use libc::{epoll_event, pollfd, sigset_t};
+use rustix::event::epoll;
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use thallus_transport::chime::Claim;
+use thallus_transport::process;
+use thallus_transport::uninterrupted::Descriptor;
+
+use super::set::Set;
+use super::waiting::kernel;
+use crate::ops::poll;
+use crate::table;
+
+/// What has ended a sleep.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Told {
+    pub(super) set: bool,
+    /// A bell has been heard.
+    pub(super) ear: bool,
+}
+
+/// The set around a set and the ear.
+#[derive(Debug)]
+struct Both {
+    /// Whose ear.
+    pid: u32,
+    inner: &'static Set,
+    /// [`Set::life`] of `inner`.
+    life: u32,
+    outer: Arc<Descriptor>,
+}
+
+/// The only one, so that descriptors are few. Never waited for: who finds it locked polls.
+static BOTH: Mutex<Option<Both>> = Mutex::new(None);
+
+/// Its descriptor; −1 before there is one.
+static OUTER: AtomicI32 = AtomicI32::new(-1);
+
+/// What the outer set has of its two members (`epoll_data`).
+const SET: u64 = 0;
+const EAR: u64 = 1;
+
+/// Sleeps until the set `epfd` has something to report, or a bell is heard, which `several` connections may ring.
+pub(super) fn listen(
+    set: &'static Set,
+    epfd: i32,
+    claim: &Claim,
+    several: bool,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<Told, Errno> {
+    let mut told = Told::default();
+    let Some(outer) = around(set, epfd, claim) else {
+        claim.hush();
+        let mut fds = [epfd, claim.fd()].map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 });
+        poll::kernel(&mut fds, timeout, mask)?;
+        [told.set, told.ear] = fds.map(|fd| fd.revents != 0);
+        if told.ear {
+            claim.hear();
+        }
+        return Ok(told);
+    };
+    let mut events = [epoll_event { events: 0, u64: 0 }; 2];
+    let count = kernel(outer.as_fd().as_raw_fd(), &mut events, timeout, mask)?;
+    for event in &events[..count] {
+        match event.u64 {
+            SET => told.set = true,
+            _ => told.ear = true,
+        }
+    }
+    if told.ear {
+        claim.hear_edge(several);
+    }
+    Ok(told)
+}
+
+/// The set around `set` and the ear. `None` if another set has it, or there can be none.
+fn around(set: &'static Set, epfd: i32, claim: &Claim) -> Option<Arc<Descriptor>> {
+    if !set.is_open() {
+        // Its last descriptor is being closed, by who may have seen nobody sleep: only a poll keeps it.
+        return None;
+    }
+    let mut both = BOTH.try_lock().ok()?;
+    let life = set.life.load(Ordering::SeqCst);
+    if let Some(both) = &*both
+        && both.pid == process::id()
+        && both.inner.life.load(Ordering::SeqCst) == both.life
+    {
+        return std::ptr::eq(both.inner, set).then(|| both.outer.clone());
+    }
+    let outer = made(epfd, claim).ok()?;
+    OUTER.store(outer.as_fd().as_raw_fd(), Ordering::Relaxed);
+    let made = Both { pid: process::id(), inner: set, life, outer: Arc::new(outer) };
+    Some(both.insert(made).outer.clone())
+}
+
+fn made(epfd: i32, claim: &Claim) -> Result<Descriptor, Errno> {
+    let outer = Descriptor::from(table::place(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
+    // SAFETY: the program waits on the one, and the other is claimed.
+    let [inner, ear] = [epfd, claim.fd()].map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
+    epoll::add(&outer, inner, epoll::EventData::new_u64(SET), epoll::EventFlags::IN)?;
+    epoll::add(&outer, ear, epoll::EventData::new_u64(EAR), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+    Ok(outer)
+}
+
+/// This module's descriptor, which may be a parent's.
+pub(crate) fn internal_fd() -> Option<i32> {
+    Some(OUTER.load(Ordering::Relaxed)).filter(|&fd| fd >= 0)
+}
