@@ -1,6 +1,6 @@
 //! Sleeping on a set and on the process's ear.
 //!
-//! The set that a process waits on most has, with the ear, a set of this library's around both, in which the ear is edge-triggered: so
+//! The first set of a process that sleeps so has, with the ear, a set of this library's around both, in which the ear is edge-triggered: so
 //! what it hears need not be taken out each time, and one wait asks for both. Any other set is polled beside the ear.
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -22,7 +22,7 @@ use crate::ops::poll;
 use crate::table;
 
 /// What has ended a sleep.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
     pub(super) set: bool,
     /// A bell has been heard.
@@ -59,29 +59,39 @@ pub(super) fn listen(
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Result<Told, Errno> {
-    let mut told = Told::default();
     let Some(outer) = around(set, epfd, claim) else {
-        claim.hush();
-        let mut fds = [epfd, claim.fd()].map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 });
-        poll::kernel(&mut fds, timeout, mask)?;
-        [told.set, told.ear] = fds.map(|fd| fd.revents != 0);
-        if told.ear {
-            claim.hear();
-        }
-        return Ok(told);
+        return listen_by_poll(epfd, claim, timeout, mask);
     };
     let mut events = [epoll_event { events: 0, u64: 0 }; 2];
-    let count = kernel(outer.as_fd().as_raw_fd(), &mut events, timeout, mask)?;
-    for event in &events[..count] {
-        match event.u64 {
-            SET => told.set = true,
-            _ => told.ear = true,
+    let count = match kernel(outer.as_fd().as_raw_fd(), &mut events, timeout, mask) {
+        Err(Errno::BADF | Errno::INVAL) => {
+            lose(outer);
+            return listen_by_poll(epfd, claim, timeout, mask);
         }
-    }
+        told => told?,
+    };
+    let told = |of| events[..count].iter().any(|event| event.u64 == of);
+    let told = Told { set: told(SET), ear: told(EAR) };
     if told.ear {
         claim.hear_edge(several);
     }
     Ok(told)
+}
+
+fn listen_by_poll(
+    epfd: i32,
+    claim: &Claim,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<Told, Errno> {
+    claim.hush();
+    let mut fds = [epfd, claim.fd()].map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 });
+    poll::kernel(&mut fds, timeout, mask)?;
+    let [set, ear] = fds.map(|fd| fd.revents != 0);
+    if ear {
+        claim.hear();
+    }
+    Ok(Told { set, ear })
 }
 
 /// The set around `set` and the ear. `None` if another set has it, or there can be none.
@@ -102,6 +112,16 @@ fn around(set: &'static Set, epfd: i32, claim: &Claim) -> Option<Arc<Descriptor>
     OUTER.store(outer.as_fd().as_raw_fd(), Ordering::Relaxed);
     let made = Both { pid: process::id(), inner: set, life, outer: Arc::new(outer) };
     Some(both.insert(made).outer.clone())
+}
+
+/// The descriptor of the outer set is that no more: a call that no hook has seen closed it, and its number may be another's.
+#[cold]
+fn lose(outer: Arc<Descriptor>) {
+    OUTER.store(-1, Ordering::Relaxed);
+    if let Ok(mut both) = BOTH.try_lock() {
+        std::mem::forget(both.take());
+    }
+    std::mem::forget(outer);
 }
 
 fn made(epfd: i32, claim: &Claim) -> Result<Descriptor, Errno> {

@@ -178,9 +178,8 @@ impl Member {
         let bits = all & (self.asked() | bit::ALWAYS);
         let Some(seen) = self.seen.filter(|_| bits != 0) else { return (bits, Some(now)) };
         let is_news = now.is_news_after(&seen) || tcp & bit::READ != 0 && !self.is_old_end(tcp);
-        let arrived = is_news;
         let freed = bits & bit::WRITE != 0 && self.is_owed_room();
-        (if arrived || freed || now.shut != seen.shut { bits } else { 0 }, Some(now))
+        (if is_news || freed || now.shut != seen.shut { bits } else { 0 }, Some(now))
     }
 
     /// Whether there is room, for a level that is asked for, where only the kernel knows: it might not have been told yet that it
