@@ -361,7 +361,8 @@ impl Connection {
             return;
         }
         let in_memory = segment.link().is_none() && !self.has_returned();
-        let on_tcp = in_memory && !self.recv_settled() && tcp::unread(socket).is_ok_and(|count| count > 0);
+        let settled = waiting::is_settled(&self.socket(fd, segment));
+        let on_tcp = in_memory && !settled && tcp::unread(socket).is_ok_and(|count| count > 0);
         self.take_leftover_bells(fd, segment);
         let incoming = segment.incoming();
         let unread = !incoming.is_empty() || self.side_length() > 0 || on_tcp;

@@ -325,8 +325,15 @@ impl End {
                 Err(Errno::AGAIN) => {}
                 result => return result.unwrap(),
             }
-            waiting::sleep_for_data(self, || {
-                self.from.pipe.sleep_until_readable();
+            waiting::sleep_for_data(self, |clear| {
+                if clear {
+                    self.from.pipe.sleep_until_readable();
+                } else {
+                    self.from.pipe.sleep_until_arrival(false, || {
+                        waiting::renew(self, true, false);
+                        self.is_readable()
+                    });
+                }
                 Ok(())
             })
             .unwrap();

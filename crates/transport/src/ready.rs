@@ -338,7 +338,8 @@ impl Connection {
                 } else if (ended != 0 || nothing) && self.peer_has_closed(fd) {
                     self.note_gone(fd);
                 }
-                if events & bit::ALWAYS == bit::HUP && !self.block.has(flag::RESET) && tcp::is_over(fd) {
+                let known = self.block.has(flag::RESET) || segment.incoming().end() & end::RESET != 0;
+                if events & bit::ALWAYS == bit::HUP && !known && tcp::is_over(fd) {
                     // The kernel has told the application why; memory goes on to tell of the hang-up.
                     self.block.raise(flag::RESET | flag::RESET_TOLD);
                 }

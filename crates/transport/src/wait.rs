@@ -19,6 +19,7 @@ use crate::arena::flag;
 use crate::buffers::Buffers;
 use crate::connection::Connection;
 use crate::control::{NOT_SWITCHED, end};
+use crate::count::Way;
 use crate::segment::Segment;
 use crate::settings::settings;
 use crate::spin::Spin;
@@ -311,7 +312,16 @@ impl Connection {
             Some(spin)
         };
         let side = self.socket(fd, segment);
-        let result = waiting::sleep_for_data(&side, || {
+        let result = waiting::sleep_for_data(&side, |clear| {
+            if !clear && !at_once && segment.link().is_none() {
+                let limit = self.limit_of_socket(fd, Timeout::Recv);
+                let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+                match self.sleep_for_arrival(fd, deadline, Way::In, || self.readable()) {
+                    // There is no descriptor for it.
+                    Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => {}
+                    slept => return slept,
+                }
+            }
             if blocks && self.nonblocking.load(Ordering::Relaxed) {
                 self.sleep_for_byte_by_poll(fd)
             } else {
@@ -412,7 +422,7 @@ impl Connection {
             if sleeps_in_recv && !self.nonblocking.load(Ordering::Relaxed) {
                 self.sleep_for_byte_or_retry(fd)
             } else {
-                self.sleep_for_arrival(fd, *deadline, has_space)
+                self.sleep_for_arrival(fd, *deadline, Way::Out, has_space)
             }
         })
     }
@@ -438,11 +448,12 @@ impl Connection {
         }
     }
 
-    /// Sleeps until something more arrives on the TCP connection than already waits there unread.
+    /// Sleeps until something more arrives on the TCP connection than already waits there unread, for what has been announced.
     fn sleep_for_arrival(
         &self,
         fd: i32,
         deadline: Option<Instant>,
+        way: Way,
         done: impl Fn() -> bool,
     ) -> Result<(), Errno> {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
@@ -459,7 +470,7 @@ impl Connection {
         // among it.
         epoll::wait(news.as_fd(), &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
         if let Some(segment) = self.segment() {
-            waiting::renew(&self.socket(fd, segment), false, true);
+            waiting::renew(&self.socket(fd, segment), way == Way::In, way == Way::Out);
         }
         if self.peer_is_gone(fd) || done() {
             return Ok(());

@@ -120,17 +120,19 @@ fn drain_counted(side: &impl Side, counted: u64) -> bool {
     true
 }
 
-/// Sleeps in `sleep` until there is something to read, or a bell that somebody else needs.
+/// Sleeps in `sleep` until there is something to read, or a bell that somebody else needs. `sleep` is told whether no such bell is there
+/// already, by which a sleep until something is unread in the TCP stream would end at once.
 pub(crate) fn sleep_for_data(
     side: &impl Side,
-    sleep: impl FnOnce() -> Result<(), Errno>,
+    sleep: impl FnOnce(bool) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let armed = &side.incoming().data_armed.0;
     let announced = announce(side, || armed.arm(Wakes::ByTcp));
     let result = match announced {
         Err(errno) => Err(errno),
         Ok(_) if side.is_readable() => Ok(()),
-        Ok(_) => sleep(),
+        // What is unread before the last of the application's bytes on TCP is to be read.
+        Ok(clear) => sleep(clear || !is_settled(side)),
     };
     armed.disarm(Wakes::ByTcp);
     announced?;
@@ -139,7 +141,7 @@ pub(crate) fn sleep_for_data(
         !drain(side)
     };
     if stays && !side.is_readable() {
-        // A bell that another thread still needs keeps this one awake until that thread has run.
+        // A bell that another thread still needs: it should run first.
         side.pause();
     }
     result

@@ -184,7 +184,7 @@ impl Receiver {
                     return;
                 }
             }
-            waiting::sleep_for_data(self, || {
+            waiting::sleep_for_data(self, |_| {
                 self.sender.link.pipe.sleep_until_readable();
                 self.await_count();
                 Ok(())

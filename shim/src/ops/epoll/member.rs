@@ -178,8 +178,10 @@ impl Member {
         let bits = all & (self.asked() | bit::ALWAYS);
         let Some(seen) = self.seen.filter(|_| bits != 0) else { return (bits, Some(now)) };
         let is_news = now.is_news_after(&seen) || tcp & bit::READ != 0 && !self.is_old_end(tcp);
+        // Of what arrives only who asks for it is told, but then of all that holds.
+        let arrived = is_news && (self.asked() & bit::READ != 0 || bits & !bit::WRITE != 0);
         let freed = bits & bit::WRITE != 0 && self.is_owed_room();
-        (if is_news || freed || now.shut != seen.shut { bits } else { 0 }, Some(now))
+        (if arrived || freed || now.shut != seen.shut { bits } else { 0 }, Some(now))
     }
 
     /// Whether there is room, for a level that is asked for, where only the kernel knows: it might not have been told yet that it
