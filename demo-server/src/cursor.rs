@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use duckdb::{Connection, InterruptHandle};
+use duckdb::Connection;
 use thallus_columnar::scan::{Code, CursorId, Failure, Frame, RequestId};
 use uuid::Uuid;
 
 use crate::encoding::{END, Encoding, Tail, Tails};
+use crate::interrupt::{Interrupter, Interruptible};
 use crate::lending::Packed;
 use crate::rows::{BYTES, CHUNKS, Rows, own};
 use crate::session::Session;
@@ -24,9 +25,10 @@ pub(crate) enum Stop {
 }
 
 /// What others may see and do while a query runs.
+#[derive(Debug)]
 pub(crate) struct Query {
     request: RequestId,
-    interrupt: Arc<InterruptHandle>,
+    interrupt: Arc<Interrupter>,
     progress: Mutex<Progress>,
 }
 
@@ -42,15 +44,8 @@ struct Progress {
     end: Option<String>,
 }
 
-impl std::fmt::Debug for Query {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { request, progress, interrupt: _ } = self;
-        f.debug_struct("Query").field("request", request).field("progress", progress).finish_non_exhaustive()
-    }
-}
-
 impl Query {
-    pub(crate) fn new(request: RequestId, interrupt: Arc<InterruptHandle>) -> Self {
+    pub(crate) fn new(request: RequestId, interrupt: Arc<Interrupter>) -> Self {
         Self { request, interrupt, progress: Mutex::default() }
     }
 
@@ -102,7 +97,7 @@ impl Query {
 pub(crate) fn run(
     session: &Session,
     query: &Arc<Query>,
-    connection: Connection,
+    connection: Interruptible,
     sql: &str,
     encoding: Encoding,
 ) {

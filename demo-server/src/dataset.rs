@@ -8,6 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use anyhow::{Context, Result, bail, ensure};
 use duckdb::{Config, Connection};
 
+use crate::interrupt::Interruptible;
+
 /// Names that DuckDB has for databases of its own.
 const RESERVED: &[&str] = &["memory", "system", "temp"];
 
@@ -84,12 +86,14 @@ impl Dataset {
     /// # Errors
     ///
     /// The message for the client.
-    pub(crate) fn connect(&self, dataset: &str) -> Result<Connection, String> {
+    pub(crate) fn connect(&self, dataset: &str) -> Result<Interruptible, String> {
         if !dataset.is_empty() && dataset != self.name {
             return Err(format!("There is no dataset \"{dataset}\"; this server has \"{}\"", self.name));
         }
         match &*self.database() {
-            Some(database) => database.try_clone().map_err(|error| crate::sql::message(&error)),
+            Some(database) => {
+                database.try_clone().map(Interruptible::from).map_err(|error| crate::sql::message(&error))
+            }
             None => Err("The server is closing".to_owned()),
         }
     }

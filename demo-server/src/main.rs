@@ -25,6 +25,7 @@ mod dataset;
 mod encoding;
 mod flight;
 mod incoming;
+mod interrupt;
 mod lending;
 mod rows;
 mod server;

@@ -168,7 +168,7 @@ impl Session {
         };
         let failed = |message| Failure { code: Code::Dataset, message };
         let connection = self.server.dataset.connect(&dataset).map_err(failed)?;
-        let query = Arc::new(Query::new(request, connection.interrupt_handle()));
+        let query = Arc::new(Query::new(request, connection.interrupter()));
         state.last_query += 1;
         let number = state.last_query;
         let (session, running) = (self.clone(), query.clone());

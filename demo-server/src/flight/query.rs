@@ -16,6 +16,7 @@ use tonic::Status;
 use crate::flight::AHEAD;
 use crate::flight::link::{Client, Cursor};
 use crate::flight::run::Run;
+use crate::interrupt::Interruptible;
 use crate::rows::{Rows, own};
 use crate::server::{Permit, Server};
 use crate::session::STACK;
@@ -38,7 +39,7 @@ pub(crate) async fn start(
         .dataset
         .connect(&dataset)
         .map_err(|message| refusal(Failure { code: Code::Dataset, message }))?;
-    let run = server.runs.begin(connection.interrupt_handle());
+    let run = server.runs.begin(connection.interrupter());
     let (opened, schema) = oneshot::channel();
     let (ended, end) = oneshot::channel();
     let (batches, taken) = mpsc::channel(AHEAD);
@@ -124,7 +125,7 @@ struct Work {
 impl Work {
     fn run(
         self,
-        connection: Connection,
+        connection: Interruptible,
         sql: &str,
         opened: oneshot::Sender<SchemaRef>,
         ended: oneshot::Sender<Result<(), Failure>>,

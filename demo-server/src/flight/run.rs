@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use duckdb::InterruptHandle;
 use tokio::sync::watch;
 
+use crate::interrupt::Interrupter;
 use crate::session::AGAIN;
 
 /// All that run.
@@ -22,21 +22,15 @@ struct Numbered {
 }
 
 /// One query, from its start to when all that it held has been dropped.
+#[derive(Debug)]
 pub(crate) struct Run {
     number: u64,
-    interrupt: Arc<InterruptHandle>,
+    interrupt: Arc<Interrupter>,
     stopped: watch::Sender<bool>,
 }
 
-impl std::fmt::Debug for Run {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { number, stopped, interrupt: _ } = self;
-        f.debug_struct("Run").field("number", number).field("stopped", stopped).finish_non_exhaustive()
-    }
-}
-
 impl Runs {
-    pub(crate) fn begin(&self, interrupt: Arc<InterruptHandle>) -> Arc<Run> {
+    pub(crate) fn begin(&self, interrupt: Arc<Interrupter>) -> Arc<Run> {
         let mut all = self.all();
         all.last += 1;
         let run = Arc::new(Run { number: all.last, interrupt, stopped: watch::Sender::new(false) });
