@@ -272,7 +272,7 @@ static WRITTEN: AtomicBool = AtomicBool::new(false);
 pub(crate) fn exiting() {
     if !is_stranger() && !WRITTEN.swap(true, Ordering::SeqCst) {
         settle_fabrics();
-        if config::enabled() {
+        if !config::is_suspended() {
             errno::keep(|| table::for_each(|_, connection, _| connection.announce_exit()));
         }
         stats::write(true);
