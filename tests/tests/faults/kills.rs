@@ -118,11 +118,20 @@ pub(super) fn ends(mut service: Service, what: &str) -> Result<String> {
     Ok(service.log())
 }
 
-/// Descriptors and mappings of a process, of which it must not get more with every peer that is killed.
+/// Descriptors that are this high are the library's.
+const HIGH: u32 = 512;
+
+/// Descriptors and mappings of a process, of which it must not get more with every peer that is killed. But for one set of the
+/// library's, which is made when an event loop sleeps for the first time.
 pub(super) fn holds(pid: u32) -> (usize, usize) {
-    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+    let open: Vec<_> =
+        fs::read_dir(format!("/proc/{pid}/fd")).map_or(Vec::new(), |entries| entries.flatten().collect());
+    let is_high = |name: &str| name.parse::<u32>().is_ok_and(|fd| fd >= HIGH);
+    let is_set = |path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == "anon_inode:[eventpoll]");
+    let has_set =
+        open.iter().any(|entry| entry.file_name().to_str().is_some_and(is_high) && is_set(entry.path()));
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    (descriptors, maps.lines().filter(|line| line.contains("thallus")).count())
+    (open.len() - usize::from(has_set), maps.lines().filter(|line| line.contains("thallus")).count())
 }
 
 /// A process that outlives its peers, and what it had after the first of them.
