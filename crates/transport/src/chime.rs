@@ -103,12 +103,27 @@ pub(crate) fn mouth(place: Place) -> Option<BorrowedFd<'static>> {
 pub struct Claim(&'static Pair);
 
 impl Claim {
-    /// If the process has an ear, and no other thread sleeps on it.
+    /// If the process has an ear, and no other thread sleeps on it. To be taken before anybody is announced who listens: what was left in
+    /// the ear is thrown away, for a sleep that lasts as long as it is not readable.
     pub fn take() -> Option<Self> {
+        let claim = Self::take_for_edges()?;
+        claim.hush();
+        Some(claim)
+    }
+
+    /// As [`Self::take`], for who is woken by each bell as it comes (`EPOLLET`), whatever was left.
+    pub fn take_for_edges() -> Option<Self> {
         let pair = own()?;
         match pair.claimed.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => Some(Self(pair)),
             Err(_) => None,
+        }
+    }
+
+    /// Throws away what [`Self::hear_edge`] has left. As [`Self::take`], before anybody is announced: a bell for them must not be lost.
+    pub fn hush(&self) {
+        if self.0.left.load(Ordering::Relaxed) > 0 {
+            self.drain();
         }
     }
 
@@ -126,18 +141,11 @@ impl Claim {
         }
     }
 
-    /// As [`Self::hear`], for who is woken by each bell as it comes (`EPOLLET`): they may be left, as long as there is room for the next.
-    /// If several connections may ring they are taken: the next sleep would end with the bell of the second.
+    /// As [`Self::hear`], after [`Self::take_for_edges`]: bells may be left, as long as there is room for the next. If several connections
+    /// may ring they are taken: the next sleep would end with the bell of the second.
     pub fn hear_edge(&self, several: bool) {
         let left = self.0.left.fetch_add(1, Ordering::Relaxed);
         if several || left >= MOST_LEFT {
-            self.drain();
-        }
-    }
-
-    /// Takes what [`Self::hear_edge`] has left, before a sleep for as long as the ear is not readable.
-    pub fn hush(&self) {
-        if self.0.left.load(Ordering::Relaxed) > 0 {
             self.drain();
         }
     }
@@ -421,6 +429,26 @@ mod tests {
         while mouth.ring() {}
         assert!(is_readable(ear));
         claim.hear();
+        assert!(!is_readable(ear));
+        drop(claim);
+
+        // What is left by who sleeps by edges is gone when the next one is announced, and not thrown away later.
+        let claim = Claim::take_for_edges().unwrap();
+        assert!(mouth.ring());
+        claim.hear_edge(false);
+        assert!(is_readable(ear));
+        drop(claim);
+        drop(Claim::take_for_edges().unwrap());
+        assert!(is_readable(ear));
+        let claim = Claim::take().unwrap();
+        assert!(!is_readable(ear));
+        assert!(mouth.ring());
+        claim.hear_edge(true);
+        assert!(!is_readable(ear));
+        for _ in 0..=MOST_LEFT {
+            assert!(mouth.ring());
+            claim.hear_edge(false);
+        }
         assert!(!is_readable(ear));
         drop(claim);
 

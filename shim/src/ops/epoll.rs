@@ -19,6 +19,7 @@
 
 mod ear;
 mod early;
+mod graves;
 mod member;
 mod set;
 mod strangers;

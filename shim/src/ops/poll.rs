@@ -305,7 +305,6 @@ fn sleep(
     } else {
         let mut copy = kernel_view(fds, polled, news.fd());
         let claim = claim.filter(|_| polled.iter().any(|one| one.armed == Some(Wakes::ByChime)));
-        claim.iter().for_each(Claim::hush);
         copy.extend(claim.iter().map(|claim| pollfd { fd: claim.fd(), events: libc::POLLIN, revents: 0 }));
         kernel(&mut copy, timeout, mask).map(|_| {
             if let (Some(claim), Some(ear)) = (&claim, copy.last())

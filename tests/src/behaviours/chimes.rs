@@ -18,6 +18,10 @@ pub(super) const ALL: &[Behaviour] = &[
     chimed("asleep_in_two_sets", answers_by_two_sets, asks, [0, MOST]),
     chimed("asleep_in_one_set_after_the_other", answers_by_new_sets, asks, [0, MOST]),
     chimed("asleep_in_epoll_and_poll", answers_by_epoll_and_poll, asks, [0, MOST]),
+    Behaviour::connected("asleep_in_epoll_and_poll_at_once", answers_at_once, asks_at_once)
+        .environment(WITHOUT_SPIN)
+        .chimes(0, MOST),
+    chimed("its_own_set_is_closed_unseen", answers_after_an_unseen_close, asks, [0, MOST]),
     Behaviour::connected("asleep_in_a_set_that_is_closed", asleep_in_a_closed_set, sends_when_told)
         .environment(WITHOUT_SPIN)
         .limitation("**An epoll set that is closed**"),
@@ -164,6 +168,54 @@ fn answers_by_epoll_and_poll(_side: &Side, fd: Fd) {
     answers(fd, REQUESTS, || {
         waits += 1;
         if waits % 7 == 0 { poll(fd) } else { await_event(epfd) }
+    });
+}
+
+/// Requests without a rest: bells come while the other side is about to sleep.
+const MANY: u32 = 20_000;
+
+fn answers_at_once(_side: &Side, fd: Fd) {
+    let epfd = set_of(fd, libc::EPOLLIN);
+    quietly(|| {
+        for number in 0..MANY {
+            if number % 2 == 0 {
+                await_event(epfd)
+            } else {
+                poll(fd)
+            }
+            assert_eq!(calls::recv(fd, 8, libc::MSG_DONTWAIT), Ok(b"x".to_vec()));
+            send_all(fd, b"x");
+        }
+    });
+}
+
+/// Without sleeping, and each time a little later after the answer, so that some bells come just before the other side sleeps.
+fn asks_at_once(_side: &Side, fd: Fd) {
+    quietly(|| {
+        for number in 0..MANY {
+            for _ in 0..number % 512 {
+                std::hint::spin_loop();
+            }
+            send_all(fd, b"x");
+            let mut answer = Err(Errno::EAGAIN);
+            while answer == Err(Errno::EAGAIN) {
+                answer = calls::recv(fd, 8, libc::MSG_DONTWAIT);
+            }
+            assert_eq!(answer, Ok(b"x".to_vec()));
+        }
+    });
+}
+
+/// By who closes what it has not opened, by system calls of its own: among it the library's set.
+fn answers_after_an_unseen_close(_side: &Side, fd: Fd) {
+    let epfd = set_of(fd, libc::EPOLLIN);
+    let mut waits = 0;
+    answers(fd, REQUESTS, || {
+        waits += 1;
+        if waits == 20 {
+            calls::close_sets_unseen(512);
+        }
+        await_event(epfd);
     });
 }
 

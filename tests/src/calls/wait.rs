@@ -264,6 +264,22 @@ pub fn unseen_epoll_wait(epfd: Fd) -> Outcome<usize> {
     rustix::event::epoll::wait(epfd, rustix::buffer::spare_capacity(&mut events), None).map_err(Errno::from)
 }
 
+/// Closes each epoll set whose descriptor is not below `least`, by system calls that no hook sees. How many there were.
+pub fn close_sets_unseen(least: Fd) -> usize {
+    let entries = std::fs::read_dir("/proc/self/fd").expect("/proc").flatten();
+    let is_set = |fd: &Fd| {
+        let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+        *fd >= least && link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventpoll]")
+    };
+    let sets: Vec<Fd> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_set).collect();
+    for &set in &sets {
+        // SAFETY: whoever has it is to notice.
+        unsafe { rustix::io::close(set) };
+    }
+    sets.len()
+}
+
 /// poll(2) for ever on one descriptor, by a system call that no hook sees. How many are ready.
 pub fn unseen_poll(fd: Fd, events: c_short) -> Outcome<usize> {
     // SAFETY: the caller's descriptor, which is open.

@@ -50,41 +50,62 @@ static OUTER: AtomicI32 = AtomicI32::new(-1);
 const SET: u64 = 0;
 const EAR: u64 = 1;
 
-/// Sleeps until the set `epfd` has something to report, or a bell is heard, which `several` connections may ring.
-pub(super) fn listen(
-    set: &'static Set,
-    epfd: i32,
-    claim: &Claim,
-    several: bool,
-    timeout: Option<Duration>,
-    mask: *const sigset_t,
-) -> Result<Told, Errno> {
-    let Some(outer) = around(set, epfd, claim) else {
-        return listen_by_poll(epfd, claim, timeout, mask);
-    };
-    let mut events = [epoll_event { events: 0, u64: 0 }; 2];
-    let count = match kernel(outer.as_fd().as_raw_fd(), &mut events, timeout, mask) {
-        Err(Errno::BADF | Errno::INVAL) => {
-            lose(outer);
-            return listen_by_poll(epfd, claim, timeout, mask);
-        }
-        told => told?,
-    };
-    let told = |of| events[..count].iter().any(|event| event.u64 == of);
-    let told = Told { set: told(SET), ear: told(EAR) };
-    if told.ear {
-        claim.hear_edge(several);
-    }
-    Ok(told)
+/// The right to sleep on a set and on the ear.
+#[derive(Debug)]
+pub(super) struct Ear {
+    claim: Claim,
+    /// Around both, and the [`Set::life`] for which it was made.
+    outer: Option<(Arc<Descriptor>, u32)>,
 }
 
+impl Ear {
+    /// As [`Claim::take`], before any registration of `set`, whose descriptor is `epfd`, is armed.
+    pub(super) fn take(set: &'static Set, epfd: i32) -> Option<Self> {
+        let claim = Claim::take_for_edges()?;
+        let outer = around(set, epfd, &claim);
+        if outer.is_none() {
+            claim.hush();
+        }
+        Some(Self { claim, outer })
+    }
+
+    /// Sleeps until the set has something to report, or a bell is heard, which `several` connections may ring. The thread is counted
+    /// among the set's sleepers.
+    pub(super) fn sleep(
+        &self,
+        set: &'static Set,
+        epfd: i32,
+        several: bool,
+        timeout: Option<Duration>,
+        mask: *const sigset_t,
+    ) -> Result<Told, Errno> {
+        // Who closes the set's last descriptor ends its life, and then rouses sleepers: either this is seen here, or they have seen this one.
+        let outer = self.outer.as_ref().filter(|(_, life)| set.life.load(Ordering::SeqCst) == *life);
+        let Some((outer, _)) = outer else { return listen_by_poll(epfd, &self.claim, timeout, mask) };
+        let mut events = [epoll_event { events: 0, u64: 0 }; 2];
+        let count = match kernel(outer.as_fd().as_raw_fd(), &mut events, timeout, mask) {
+            Err(Errno::BADF | Errno::INVAL) => {
+                lose(outer);
+                return listen_by_poll(epfd, &self.claim, timeout, mask);
+            }
+            told => told?,
+        };
+        let told = |of| events[..count].iter().any(|event| event.u64 == of);
+        let told = Told { set: told(SET), ear: told(EAR) };
+        if told.ear {
+            self.claim.hear_edge(several);
+        }
+        Ok(told)
+    }
+}
+
+/// The set as it is: a poll keeps it open. Bells that were left end it at once.
 fn listen_by_poll(
     epfd: i32,
     claim: &Claim,
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Result<Told, Errno> {
-    claim.hush();
     let mut fds = [epfd, claim.fd()].map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 });
     poll::kernel(&mut fds, timeout, mask)?;
     let [set, ear] = fds.map(|fd| fd.revents != 0);
@@ -95,33 +116,30 @@ fn listen_by_poll(
 }
 
 /// The set around `set` and the ear. `None` if another set has it, or there can be none.
-fn around(set: &'static Set, epfd: i32, claim: &Claim) -> Option<Arc<Descriptor>> {
-    if !set.is_open() {
-        // Its last descriptor is being closed, by who may have seen nobody sleep: only a poll keeps it.
-        return None;
-    }
-    let mut both = BOTH.try_lock().ok()?;
+fn around(set: &'static Set, epfd: i32, claim: &Claim) -> Option<(Arc<Descriptor>, u32)> {
     let life = set.life.load(Ordering::SeqCst);
+    let mut both = BOTH.try_lock().ok()?;
     if let Some(both) = &*both
         && both.pid == process::id()
         && both.inner.life.load(Ordering::SeqCst) == both.life
     {
-        return std::ptr::eq(both.inner, set).then(|| both.outer.clone());
+        return (std::ptr::eq(both.inner, set) && both.life == life).then(|| (both.outer.clone(), life));
     }
-    let outer = made(epfd, claim).ok()?;
+    let outer = Arc::new(made(epfd, claim).ok()?);
     OUTER.store(outer.as_fd().as_raw_fd(), Ordering::Relaxed);
-    let made = Both { pid: process::id(), inner: set, life, outer: Arc::new(outer) };
-    Some(both.insert(made).outer.clone())
+    *both = Some(Both { pid: process::id(), inner: set, life, outer: outer.clone() });
+    Some((outer, life))
 }
 
 /// The descriptor of the outer set is that no more: a call that no hook has seen closed it, and its number may be another's.
 #[cold]
-fn lose(outer: Arc<Descriptor>) {
+fn lose(outer: &Arc<Descriptor>) {
     OUTER.store(-1, Ordering::Relaxed);
+    // Never closed.
+    std::mem::forget(outer.clone());
     if let Ok(mut both) = BOTH.try_lock() {
-        std::mem::forget(both.take());
+        *both = None;
     }
-    std::mem::forget(outer);
 }
 
 fn made(epfd: i32, claim: &Claim) -> Result<Descriptor, Errno> {

@@ -203,7 +203,7 @@ fn adopt(set: &'static Set, fd: i32, generation: u32, slot: &'static Slot) -> Op
 
 impl Members {
     fn insert_early(&mut self, fd: i32, early: Early) {
-        self.unbury(early.data);
+        self.graves.unbury(early.data);
         self.strangers.remove(fd);
         self.early.insert(fd, early);
     }

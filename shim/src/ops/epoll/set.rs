@@ -14,6 +14,7 @@ use thallus_transport::chime;
 use thallus_transport::spin::Patience;
 use thallus_transport::uninterrupted::{Descriptor, Uninterrupted};
 
+use super::graves::Graves;
 use super::member::{ET, Member, ONESHOT};
 use super::strangers::Strangers;
 use crate::real;
@@ -99,7 +100,7 @@ pub(super) struct Members {
     /// What is no member yet, by its descriptor.
     pub(super) early: HashMap<i32, Early, BuildHasherDefault<Number>>,
     pub(super) strangers: Strangers,
-    graves: Graves,
+    pub(super) graves: Graves,
 }
 
 /// A registration of a TCP socket that has not connected, or of a connection that is young. The kernel has it as it is.
@@ -121,45 +122,6 @@ const RESTING: u64 = 1 << 32 | SLEEPING;
 const KEEP: Duration = Duration::from_secs(1);
 /// Connections that give back before one sleep, at most: each may take a millisecond.
 const TRIMMED_AT_ONCE: usize = 2;
-
-/// Registrations that were removed while some thread may have had the kernel's report on them already. A one-shot
-/// registration is reported to one thread only, which may close the connection, and free what its `epoll_data` names,
-/// before the other one gets to see its report.
-#[derive(Debug, Default)]
-struct Graves {
-    clock: u64,
-    /// When each of the threads asked the kernel that have not sorted out its answer yet.
-    lookers: Vec<u64>,
-    /// The `epoll_data` of what was removed since, and when.
-    buried: HashMap<u64, u64>,
-}
-
-impl Graves {
-    fn begin(&mut self) -> u64 {
-        self.clock += 1;
-        self.lookers.push(self.clock);
-        self.clock
-    }
-
-    /// `rests`: so does some thread that is none of these, but may have such a report, too.
-    fn end(&mut self, look: u64, rests: bool) {
-        self.lookers.retain(|&other| other != look);
-        if self.buried.is_empty() || rests {
-            return;
-        }
-        match self.lookers.iter().min() {
-            Some(&oldest) => self.buried.retain(|_, &mut when| when >= oldest),
-            None => self.buried.clear(),
-        }
-    }
-
-    /// `rests`: as for [`Self::end`].
-    fn bury(&mut self, data: u64, rests: bool) {
-        if rests || !self.lookers.is_empty() {
-            self.buried.insert(data, self.clock);
-        }
-    }
-}
 
 thread_local! {
     /// Whether this thread holds some set's lock: a signal handler must not wait for it.
@@ -383,11 +345,6 @@ impl Set {
         self.opaque.load(Ordering::Relaxed)
     }
 
-    /// Whether the program has a descriptor for the set.
-    pub(super) fn is_open(&self) -> bool {
-        self.descriptors.load(Ordering::SeqCst) > 0
-    }
-
     /// The program has one more descriptor for the set.
     pub(crate) fn descriptor_added(&self) {
         self.descriptors.fetch_add(1, Ordering::SeqCst);
@@ -504,7 +461,7 @@ impl Members {
             set.one_shots.store(true, Ordering::SeqCst);
         }
         self.by_data.entry(member.kernel.1).or_default().push(fd);
-        self.unbury(member.kernel.1);
+        self.graves.unbury(member.kernel.1);
         self.by_fd.insert(fd, member);
     }
 
@@ -515,18 +472,6 @@ impl Members {
         // Who closes changes the table first, and then looks for members.
         if !table::is_of(fd, slot) {
             self.remove(set, fd);
-        }
-    }
-
-    /// Whether a report with `data` is on a registration that is no more.
-    pub(super) fn is_buried(&self, data: u64) -> bool {
-        self.graves.buried.contains_key(&data)
-    }
-
-    /// A report with `data` may be on something else from now on.
-    pub(super) fn unbury(&mut self, data: u64) {
-        if !self.graves.buried.is_empty() {
-            self.graves.buried.remove(&data);
         }
     }
 
@@ -559,7 +504,7 @@ impl Members {
             self.by_data.entry(data).or_default().push(fd);
             self.graves.bury(before, set.has_resting());
         }
-        self.unbury(data);
+        self.graves.unbury(data);
     }
 
     /// The connection registered as `fd`, if it is, stays on TCP for good: from now on the kernel alone knows of it. False if what the
@@ -572,7 +517,7 @@ impl Members {
         let data = member.kernel.1;
         self.remove(set, fd);
         self.strangers.add(fd, data);
-        self.unbury(data);
+        self.graves.unbury(data);
         true
     }
 

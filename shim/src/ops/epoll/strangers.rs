@@ -69,7 +69,7 @@ impl Members {
             (libc::EPOLL_CTL_DEL, _) => self.strangers.remove(fd),
             (_, Some((_, data))) => {
                 self.strangers.add(fd, data);
-                self.unbury(data);
+                self.graves.unbury(data);
             }
             _ => {}
         }
@@ -81,6 +81,6 @@ impl Members {
     pub(super) fn is_strange(&self, set: &Set, event: epoll_event, has_member: bool) -> bool {
         let data = event.u64;
         let is_early = || self.early.values().any(|early| early.data == data);
-        !self.is_buried(data) && (!has_member || set.is_opaque() || self.strangers.have(data) || is_early())
+        !self.graves.have(data) && (!has_member || set.is_opaque() || self.strangers.have(data) || is_early())
     }
 }

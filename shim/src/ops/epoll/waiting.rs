@@ -9,12 +9,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
-use thallus_transport::chime::Claim;
 use thallus_transport::control::Wakes;
 use thallus_transport::ready::bit;
 use thallus_transport::spin::{Spin, no_spin, spin_for};
 
-use super::ear;
+use super::ear::Ear;
 use super::member::ONESHOT;
 use super::set::{Members, SLEEPING, Set};
 use crate::cancel::point;
@@ -272,16 +271,16 @@ impl Set {
         timeout: Option<Duration>,
         mask: *const sigset_t,
     ) -> Result<(usize, usize), Errno> {
-        let claim = if self.nested.load(Ordering::SeqCst) { None } else { Claim::take() };
-        let (armed, ready) = self.arm(claim.is_some());
+        let ear = if self.nested.load(Ordering::SeqCst) { None } else { Ear::take(self, epfd) };
+        let (armed, ready) = self.arm(ear.is_some());
         let ringers = armed.iter().filter(|(_, _, wakes)| *wakes == Wakes::ByChime).count();
-        let claim = claim.filter(|_| ringers > 0);
+        let ear = ear.filter(|_| ringers > 0);
         let look = self.looks();
         let mut heard = false;
         let result = if ready || self.stirs() {
             Ok(0)
-        } else if let Some(claim) = &claim {
-            ear::listen(self, epfd, claim, ringers > 1, timeout, mask).and_then(|told| {
+        } else if let Some(ear) = &ear {
+            ear.sleep(self, epfd, ringers > 1, timeout, mask).and_then(|told| {
                 heard = told.ear;
                 if told.set { kernel(epfd, events, Some(Duration::ZERO), std::ptr::null()) } else { Ok(0) }
             })
@@ -294,7 +293,7 @@ impl Set {
         for (call, writes, wakes) in armed {
             call.connection().disarm_cold(writes, wakes);
         }
-        drop(claim);
+        drop(ear);
         let kept = result.map(|count| self.sort_out(events, count, false));
         self.looked(look);
         match kept {
