@@ -503,7 +503,8 @@ impl Block {
     }
 }
 
-/// Whether there is such a process, if only to be waited for by its parent.
+/// Whether there is such a process, if only to be waited for by its parent. One system call where [`is_alive`] takes three: some calls on
+/// shared connections ask each time.
 fn exists(pid: Pid) -> bool {
     test_kill_process(pid) != Err(Errno::SRCH)
 }

@@ -314,12 +314,19 @@ impl Connection {
         let side = self.socket(fd, segment);
         let result = waiting::sleep_for_data(&side, |clear| {
             if !clear && !at_once && segment.link().is_none() {
+                let goes_on = *has_slept || blocks && self.nonblocking.load(Ordering::Relaxed);
+                if !goes_on && self.ask_whether_nonblocking(fd) {
+                    return Err(Errno::AGAIN);
+                }
                 let limit = self.limit_of_socket(fd, Timeout::Recv);
                 let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
                 match self.sleep_for_arrival(fd, deadline, Way::In, || self.readable()) {
-                    // There is no descriptor for it.
-                    Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => {}
-                    slept => return slept,
+                    // There is no descriptor, memory or watch for it.
+                    Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => {}
+                    slept => {
+                        *has_slept = true;
+                        return slept;
+                    }
                 }
             }
             if blocks && self.nonblocking.load(Ordering::Relaxed) {

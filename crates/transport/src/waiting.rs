@@ -131,8 +131,8 @@ pub(crate) fn sleep_for_data(
     let result = match announced {
         Err(errno) => Err(errno),
         Ok(_) if side.is_readable() => Ok(()),
-        // What is unread before the last of the application's bytes on TCP is to be read.
-        Ok(clear) => sleep(clear || !is_settled(side)),
+        // Not if what is unread is the application's, nor if there is something to be done before anything can be read.
+        Ok(clear) => sleep(clear || !is_settled(side) || side.incoming().has_news()),
     };
     armed.disarm(Wakes::ByTcp);
     announced?;

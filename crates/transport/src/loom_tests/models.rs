@@ -170,6 +170,35 @@ fn a_cold_registration_is_reported_beside_a_reader_that_drains() {
     });
 }
 
+/// As where an epoll set is registered for room on which nobody waits: the bell for it is never taken.
+fn sleep_beside_a_bell_for_who_does_not_run<const READERS: usize>() {
+    explore(2, || {
+        let (near, far) = switched_connection();
+        let full = vec![0; class_size(0) as usize];
+        assert_eq!(near.try_send(&full), full.len());
+        waiting::arm_words(&*near, true, Wakes::ByTcp);
+        while far.from.control.used() > 0 {
+            far.recv();
+        }
+        assert!(near.has_space() && near.from.pipe.lock().is_readable());
+        let readers = [(); READERS].map(|()| spawn_recv(&near));
+        for _ in 0..READERS {
+            assert_eq!(far.try_send(&[1; ROOM]), ROOM);
+        }
+        assert_eq!(sorted(readers), [[1; ROOM]; READERS].map(Vec::from));
+    });
+}
+
+#[test]
+fn a_reader_sleeps_beside_a_bell_for_who_does_not_run() {
+    sleep_beside_a_bell_for_who_does_not_run::<1>();
+}
+
+#[test]
+fn of_two_readers_beside_a_bell_for_who_does_not_run_none_sleeps_on() {
+    sleep_beside_a_bell_for_who_does_not_run::<2>();
+}
+
 #[test]
 fn of_two_sleepers_none_sleeps_on_where_the_stream_leaves_tcp() {
     explore(2, || {
