@@ -349,8 +349,10 @@ impl Connection {
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         // Or the peer would leave TCP for a ring that nobody reads. It may have been faster, or this side has refused before.
         let stays = !segment.is_ready() && (segment.refuse() || !segment.is_ready());
-        if (stays || self.has_returned()) && self.side_length() > 0 {
-            // To the kernel they have been read, and it would end the stream in order.
+        // Of a peer that went back alone, because this side has told its kernel that it reads no more.
+        let in_ring = stays && !self.has_returned() && !segment.incoming().is_empty();
+        if in_ring || (stays || self.has_returned()) && self.side_length() > 0 {
+            // To the kernel they have been read, or never came, and it would end the stream in order.
             let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
             if self.is_unix() {
                 // It resets nothing for that; the peer's hooks are told.

@@ -308,6 +308,7 @@ impl Connection {
         // Bytes of the peer's that are still on TCP stand before its bells.
         let in_order = unread_bells() == 0 || (self.absorb_the_rest(fd, segment) && has_taken_all());
         let counted = self.count_bells(fd, segment);
+        let has_ended = in_order && self.has_ended(fd, segment);
         self.be_back(fd, segment);
         let rung = &segment.outgoing().rung.0;
         if rung.handing.load(Ordering::SeqCst) == TAKEN && rung.aside.load(Ordering::SeqCst) != 0 {
@@ -316,10 +317,28 @@ impl Connection {
         }
         if in_order && counted {
             self.shut_for_good(fd);
+            if has_ended {
+                // The peer's kernel says so only once its hooks have seen the request.
+                // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+                let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
+            }
         } else {
             self.lose(fd);
         }
         in_order && counted
+    }
+
+    /// Whether the peer's stream has ended in the ring, and all of it has been taken: nothing more comes, whether the peer follows or
+    /// not. The caller holds both locks.
+    fn has_ended(&self, fd: i32, segment: &Segment) -> bool {
+        let incoming = segment.incoming();
+        // Before the look at the ring: the peer publishes first, and what it has not seen to be taken it sends again.
+        let is_final = segment.outgoing().rung.0.handing.load(Ordering::SeqCst) == FINAL;
+        is_final
+            && incoming.end() & end::FIN != 0
+            && incoming.is_empty()
+            && waiting::is_settled(&self.socket(fd, segment))
     }
 
     /// The peer has asked. The caller holds both locks.

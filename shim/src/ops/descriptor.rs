@@ -217,6 +217,10 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         {
             return errno::int(Err(errno));
         }
+        if connection.is_failing() {
+            // The peer has asked meanwhile, and looks at its kernel alone for the end.
+            let _ = connection.mend(fd);
+        }
         let result = if how == libc::SHUT_WR {
             0
         } else {

@@ -56,6 +56,12 @@ pub(super) const ALL: &[Behaviour] = &[
     passed("a_peer_with_much_under_way_goes_on", tries_to_pass, is_not_blocked),
     passed("to_another_process_after_the_end", passed_after_the_end, ends_before_it_is_passed)
         .tally(Tally::Unknown, Tally::Returned(1)),
+    passed(
+        "to_another_process_after_an_end_with_nothing_after_it",
+        passed_after_the_end,
+        ends_and_calls_no_more,
+    )
+    .tally(Tally::Unknown, Tally::Upgraded(1)),
     passed("to_another_process_after_the_close", passed_after_the_end, closes_before_it_is_passed)
         .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::whole("in_mid_stream", hands_on_in_mid_stream, streams_through, Tally::Unknown)
@@ -309,6 +315,14 @@ fn ends_before_it_is_passed(side: &Side, fd: Fd) {
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
     side.sync("read");
     assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    side.sync("done");
+}
+
+/// What the other side is passed on to hears of the end though no call follows here.
+fn ends_and_calls_no_more(side: &Side, fd: Fd) {
+    send_all(fd, b"bye");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    side.sync("read");
     side.sync("done");
 }
 
