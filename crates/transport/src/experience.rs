@@ -1,7 +1,7 @@
 //! How long earlier connections to the same port have lasted, and so how soon the next one should leave TCP.
 //!
 //! Leaving costs about as much as 6 round trips over TCP between two cores that are slow to wake each other, as 13 where they are
-//! quick, as 16 on one. So a connection that has hardly more is slower for it. After many of those in a row the next ones wait
+//! quick, and on one it is regained after 16 to 90. So a connection that has hardly more is slower for it. After many of those in a row the next ones wait
 //! for more calls: for all that they need, as a rule. Whoever lives longer leaves TCP all the same, and shows that times have
 //! changed. Where both ends share a processor the gain is smaller, too: then more are short. That is known of connections that
 //! have left TCP, and taken for true of the next ones. How many calls are few is measured ([`worth`]).
@@ -14,9 +14,12 @@ use crate::settings::settings;
 
 /// The fewest calls beyond the usual ones before the first attempt that make a connection a long one: between two processors, and
 /// on one that is the only one for both ends.
-const WORTH: [u64; 2] = [16, 32];
-/// The most: more than that is not waited for.
-const WORTH_AT_MOST: u64 = 56;
+const WORTH: [u64; 2] = [16, 128];
+/// The most: more than that is not waited for ([`MOST`]).
+const WORTH_AT_MOST: [u64; 2] = [56, 248];
+/// Tenths of the time of a call over TCP that are saved: between two processors hardly any is left, and on one the switches from one end to
+/// the other (of 6.7 µs for a round trip 4 are left).
+const SAVED: [u64; 2] = [10, 4];
 /// What it costs both ends to leave TCP and to give the memory back, as a multiple of what the client's system calls take until it
 /// has left, and the server's (130 and 90 of 360 µs).
 const BOTH_ENDS: [u64; 2] = [3, 4];
@@ -25,7 +28,7 @@ const BY_FAR: u64 = 16;
 /// Short connections in a row before the first doubling of those calls, and between two doublings.
 const STREAK: [u8; 2] = [32, 8];
 /// Most doublings.
-const MOST: u8 = 3;
+const MOST: [u8; 2] = [3, 5];
 
 /// In an entry of [`SHORT`]: the last connection that has left TCP had one processor for both ends.
 const SHARED: u8 = 1 << 7;
@@ -52,13 +55,13 @@ pub(crate) fn left(role: Role, spent: Duration) {
     entry.store(next.max(1), Ordering::Relaxed);
 }
 
-/// Calls beyond the usual ones that a connection must have to gain by leaving TCP: as many as take, over TCP, the time that leaving
-/// does. Its own calls over TCP were `calls` in `time`, with what the program did in between. That makes them fewer than they should
+/// Calls beyond the usual ones that a connection must have to gain by leaving TCP: as many as save the time that leaving takes. Its own calls over TCP were `calls` in `time`, with what the program did in between. That makes them fewer than they should
 /// be, but then the loss is a small part of the connection's time.
 pub(crate) fn worth(role: Role, time: Duration, calls: u64, shared: bool) -> u64 {
     let cost = u64::from(COST[role as usize].load(Ordering::Relaxed)) * BOTH_ENDS[role as usize];
     let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
-    (cost.saturating_mul(calls) / time).clamp(WORTH[usize::from(shared)], WORTH_AT_MOST)
+    let shared = usize::from(shared);
+    (cost.saturating_mul(calls * 10 / SAVED[shared]) / time).clamp(WORTH[shared], WORTH_AT_MOST[shared])
 }
 
 /// Calls on a new connection before it looks for its peer.
@@ -66,11 +69,15 @@ pub(crate) fn patience(role: Role, port: u16) -> u32 {
     settings().upgrade_after.saturating_mul(1 << doublings(role, port))
 }
 
-/// How often they have been doubled: at most 3 times.
+/// How often they have been doubled: at most 5 times.
 pub fn doublings(role: Role, port: u16) -> usize {
-    let count = short(role, port).load(Ordering::Relaxed) & !SHARED;
-    let more = count.checked_sub(STREAK[0]);
-    more.map_or(0, |more| (1 + more / STREAK[1]).min(MOST).into())
+    let entry = short(role, port).load(Ordering::Relaxed);
+    let more = (entry & !SHARED).checked_sub(STREAK[0]);
+    more.map_or(0, |more| (1 + more / STREAK[1]).min(most(entry)).into())
+}
+
+fn most(entry: u8) -> u8 {
+    MOST[usize::from(entry & SHARED != 0)]
 }
 
 /// A connection has ended after so many calls, over whatever. `pace` is the time that a number of its calls over TCP took. `shared`
@@ -92,7 +99,7 @@ pub fn ended(
     let (time, paced) = pace();
     let (count, worth) = (now & !SHARED, worth(role, time, paced, flag != 0));
     let count = match calls - usual {
-        over if over < worth => (count + 1).min(STREAK[0] + STREAK[1] * MOST),
+        over if over < worth => (count + 1).min(STREAK[0] + STREAK[1] * most(flag)),
         over if over < worth * BY_FAR => count.saturating_sub(STREAK[1]),
         _ => 0,
     };
@@ -120,15 +127,15 @@ mod tests {
         assert_eq!(after(31, 8), 8);
         assert_eq!((patience(Role::Server, port), patience(role, 2)), (8, 8));
 
-        // On one processor, 16 calls more are few.
+        // On one processor, 127 calls more are few.
         assert_eq!([after(1, 2000), after(64, 24)], [8, 8]);
         ended(role, port, 24, slow, Some(true));
-        assert_eq!([after(31, 24), after(24, 39)], [16, 64]);
-        assert_eq!([after(1, 40), after(1, 40), after(1, 40), after(1, 40)], [64, 32, 16, 8]);
-        (0..64).for_each(|_| ended(role, port, 24, slow, Some(true)));
-        assert_eq!(patience(role, port), 64);
+        assert_eq!([after(31, 24), after(24, 135), after(24, 135)], [16, 128, 256]);
+        assert_eq!([after(1, 136), after(1, 136), after(3, 136), after(1, 136)], [256, 128, 16, 8]);
+        (0..80).for_each(|_| ended(role, port, 24, slow, Some(true)));
+        assert_eq!(patience(role, port), 256);
         ended(role, port, 24, slow, Some(false));
-        assert_eq!([after(3, 24)], [8]);
+        assert_eq!([after(1, 24), after(4, 24)], [64, 8]);
     }
 
     #[test]
@@ -140,7 +147,9 @@ mod tests {
         assert_eq!([calls_of(1), calls_of(40)], [16, 16]);
         left(role, micros(100));
         assert_eq!([calls_of(1), calls_of(10), calls_of(16), calls_of(40)], [56, 40, 25, 16]);
-        assert_eq!([worth(role, micros(400), 10, true), worth(role, Duration::ZERO, 10, true)], [32, 56]);
+        assert_eq!([100, 200, 400].map(|each| worth(role, micros(each), 10, true)), [128, 128, 128]);
+        assert_eq!(worth(role, micros(50), 10, true), 200);
+        assert_eq!([true, false].map(|shared| worth(role, Duration::ZERO, 10, shared)), [248, 56]);
         // One that lost its processor for a second counts as one that took twice as long.
         left(role, Duration::from_secs(1));
         assert_eq!(calls_of(10), 45);
