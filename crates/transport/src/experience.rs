@@ -1,9 +1,9 @@
 //! How long earlier connections to the same port have lasted, and so how soon the next one should leave TCP.
 //!
 //! Leaving costs about as much as 6 round trips over TCP between two cores that are slow to wake each other, as 13 where they are
-//! quick, and on one it is regained after 16 to 90. So a connection that has hardly more is slower for it. After many of those in a row the next ones wait
-//! for more calls: for all that they need, as a rule. Whoever lives longer leaves TCP all the same, and shows that times have
-//! changed. Where both ends share a processor the gain is smaller, too: then more are short. That is known of connections that
+//! quick, and on one it is regained after 16 to 90. So a connection that has hardly more is slower for it. After many of those in a
+//! row the next ones wait for more calls: for all that they need, as a rule. Whoever lives longer leaves TCP all the same, and shows
+//! that times have changed. Where both ends share a processor the gain is smaller, too: then more are short. That is known of connections that
 //! have left TCP, and taken for true of the next ones. How many calls are few is measured ([`worth`]).
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -55,8 +55,9 @@ pub(crate) fn left(role: Role, spent: Duration) {
     entry.store(next.max(1), Ordering::Relaxed);
 }
 
-/// Calls beyond the usual ones that a connection must have to gain by leaving TCP: as many as save the time that leaving takes. Its own calls over TCP were `calls` in `time`, with what the program did in between. That makes them fewer than they should
-/// be, but then the loss is a small part of the connection's time.
+/// Calls beyond the usual ones that a connection must have to gain by leaving TCP: as many as save the time that leaving takes. Its
+/// own calls over TCP were `calls` in `time`, with what the program did in between. That makes them fewer than they should be, but
+/// then the loss is a small part of the connection's time.
 pub(crate) fn worth(role: Role, time: Duration, calls: u64, shared: bool) -> u64 {
     let cost = u64::from(COST[role as usize].load(Ordering::Relaxed)) * BOTH_ENDS[role as usize];
     let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
