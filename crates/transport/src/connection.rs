@@ -417,13 +417,31 @@ impl Connection {
         }
     }
 
-    /// The process ends without having closed it. Nothing else in memory would tell a peer that writes, and looks at nothing.
-    pub fn announce_exit(&self) {
-        if let Some(segment) = self.segment()
-            && segment.link().is_none()
-            && self.block.held_only_by(crate::process::id())
-        {
-            segment.outgoing().rare.0.end.fetch_or(end::LEAVES, Ordering::SeqCst);
+    /// The process ends without having closed it. Nothing else in memory would tell a peer that writes, and looks at nothing; and to the
+    /// kernel, bytes that have been put aside have been read. `fd` finds a descriptor of it.
+    pub fn announce_exit(&self, fd: impl FnOnce() -> Option<i32>) {
+        let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return };
+        if !self.block.held_only_by(crate::process::id()) {
+            return;
+        }
+        let word = &segment.outgoing().rare.0.end;
+        word.fetch_or(end::LEAVES, Ordering::SeqCst);
+        if self.side_length() == 0 {
+            return;
+        }
+        // As in `finish`.
+        let late = if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 };
+        if self.is_unix() {
+            word.fetch_or(end::RESET, Ordering::SeqCst);
+        } else if late == 0 || segment.incoming().end() & end::FIN == 0 {
+            word.fetch_or(end::RESET | late, Ordering::SeqCst);
+            let by_kernel =
+                self.has_returned() || !segment.is_ready() || self.block.has(flag::SHUT_RD) && late != 0;
+            if let Some(fd) = by_kernel.then(fd).flatten() {
+                // SAFETY: found just now; if another thread has closed it since, the option is another socket's or fails.
+                let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+                let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
+            }
         }
     }
 

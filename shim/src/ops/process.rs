@@ -273,7 +273,11 @@ pub(crate) fn exiting() {
     if !is_stranger() && !WRITTEN.swap(true, Ordering::SeqCst) {
         settle_fabrics();
         if !config::is_suspended() {
-            errno::keep(|| table::for_each(|_, connection, _| connection.announce_exit()));
+            errno::keep(|| {
+                table::for_each(|slot, connection, _| {
+                    connection.announce_exit(|| table::descriptor_of(slot))
+                });
+            });
         }
         stats::write(true);
     }
