@@ -6,6 +6,7 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -251,7 +252,7 @@ impl Connection {
         };
         let end = &segment.outgoing().rare.0.end;
         match rustix::net::sockopt::socket_linger(fd) {
-            Ok(Some(std::time::Duration::ZERO)) => end.fetch_or(end::ABORTS, Ordering::SeqCst),
+            Ok(Some(Duration::ZERO)) => end.fetch_or(end::ABORTS, Ordering::SeqCst),
             _ => end.fetch_and(!end::ABORTS, Ordering::SeqCst),
         };
     }
@@ -349,11 +350,8 @@ impl Connection {
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         // Or the peer would leave TCP for a ring that nobody reads. It may have been faster, or this side has refused before.
         let stays = !segment.is_ready() && (segment.refuse() || !segment.is_ready());
-        // Of a peer that went back alone, because this side has told its kernel that it reads no more.
-        let in_ring = stays && !self.has_returned() && !segment.incoming().is_empty();
-        if in_ring || (stays || self.has_returned()) && self.side_length() > 0 {
-            // To the kernel they have been read, or never came, and it would end the stream in order.
-            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
+        if (stays || self.has_returned()) && self.has_hidden_bytes(segment) {
+            tcp::set_linger(fd, Some(Duration::ZERO));
             if self.is_unix() {
                 // It resets nothing for that; the peer's hooks are told.
                 segment.finish(end::FIN | end::CLOSED | end::RESET);
@@ -368,22 +366,14 @@ impl Connection {
         self.take_leftover_bells(fd, segment);
         let incoming = segment.incoming();
         let unread = !incoming.is_empty() || self.side_length() > 0 || on_tcp;
-        let late = if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 };
-        // After both ends the kernel has nothing left to reset (`__tcp_close` of net/ipv4/tcp.c).
-        let is_over = late != 0 && incoming.end() & end::FIN != 0;
-        let reset = match self.is_unix() {
-            // Whatever has been shut down, and whatever lingers (`unix_release_sock` of net/unix/af_unix.c).
-            true if unread => end::RESET,
-            false if (abort || unread) && !is_over => end::RESET | late,
-            _ => 0,
-        };
-        if in_memory && reset != 0 && self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) {
+        let reset = self.reset_at_end(segment, unread, abort);
+        if in_memory && reset != 0 && self.has_shut_both() {
             // The kernel's FIN has been sent: only its reset would wake the peer.
-            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
+            tcp::set_linger(fd, Some(Duration::ZERO));
         }
-        if in_memory && abort && is_over {
+        if in_memory && abort && self.both_have_ended(segment) {
             // Of the two ends it has not been told.
-            let _ = rustix::net::sockopt::set_socket_linger(socket, None);
+            tcp::set_linger(fd, None);
         }
         // Over a fabric it is a message, and another thread may be in the middle of one.
         let sending = segment.link().map(|_| self.lock_sending(fd));
@@ -399,6 +389,33 @@ impl Connection {
         if let Some(link) = segment.link().filter(|_| !gone) {
             link.finish(segment.incoming());
         }
+    }
+
+    /// Whether bytes are unread of which the kernel does not know: they have been put aside, or are in the ring of a peer that went back
+    /// alone, because this side had told its kernel that it reads no more. It would end the stream in order.
+    fn has_hidden_bytes(&self, segment: &Segment) -> bool {
+        let in_ring = || !segment.is_ready() && !self.has_returned() && !segment.incoming().is_empty();
+        self.side_length() > 0 || in_ring()
+    }
+
+    /// The bits of [`end`] by which the end of this side resets the other, if bytes are `unread`, or the program wants that (`abort`).
+    fn reset_at_end(&self, segment: &Segment, unread: bool, abort: bool) -> u32 {
+        let late = if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 };
+        match self.is_unix() {
+            // Whatever has been shut down, and whatever lingers (`unix_release_sock` of net/unix/af_unix.c).
+            true if unread => end::RESET,
+            false if (abort || unread) && !self.both_have_ended(segment) => end::RESET | late,
+            _ => 0,
+        }
+    }
+
+    /// After that the kernel has nothing left to reset (`__tcp_close` of net/ipv4/tcp.c).
+    fn both_have_ended(&self, segment: &Segment) -> bool {
+        self.block.has(flag::SHUT_WR) && segment.incoming().end() & end::FIN != 0
+    }
+
+    fn has_shut_both(&self) -> bool {
+        self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR)
     }
 
     /// The process ends, or becomes another program, without having closed it: what has been posted must arrive first, and the
@@ -417,31 +434,23 @@ impl Connection {
         }
     }
 
-    /// The process ends without having closed it. Nothing else in memory would tell a peer that writes, and looks at nothing; and to the
-    /// kernel, bytes that have been put aside have been read. `fd` finds a descriptor of it.
+    /// The process ends without having closed it. Nothing else in memory would tell a peer that writes, and looks at nothing; and the
+    /// kernel may not know of bytes that are unread. `fd` finds a descriptor of it; a thread that closes that at this very moment, and opens another
+    /// socket as the same number, would have the kernel reset that one.
     pub fn announce_exit(&self, fd: impl FnOnce() -> Option<i32>) {
         let Some(segment) = self.segment().filter(|segment| segment.link().is_none()) else { return };
         if !self.block.held_only_by(crate::process::id()) {
             return;
         }
         let word = &segment.outgoing().rare.0.end;
-        word.fetch_or(end::LEAVES, Ordering::SeqCst);
-        if self.side_length() == 0 {
-            return;
-        }
-        // As in `finish`.
-        let late = if self.block.has(flag::SHUT_WR) { end::LATE } else { 0 };
-        if self.is_unix() {
-            word.fetch_or(end::RESET, Ordering::SeqCst);
-        } else if late == 0 || segment.incoming().end() & end::FIN == 0 {
-            word.fetch_or(end::RESET | late, Ordering::SeqCst);
-            let by_kernel =
-                self.has_returned() || !segment.is_ready() || self.block.has(flag::SHUT_RD) && late != 0;
-            if let Some(fd) = by_kernel.then(fd).flatten() {
-                // SAFETY: found just now; if another thread has closed it since, the option is another socket's or fails.
-                let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-                let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
-            }
+        let reset = self.reset_at_end(segment, self.has_hidden_bytes(segment), false);
+        word.fetch_or(end::LEAVES | reset, Ordering::SeqCst);
+        let by_kernel = || self.has_returned() || !segment.is_ready() || self.has_shut_both();
+        if reset != 0
+            && by_kernel()
+            && let Some(fd) = fd()
+        {
+            tcp::set_linger(fd, Some(Duration::ZERO));
         }
     }
 

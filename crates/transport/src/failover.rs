@@ -245,11 +245,7 @@ impl Connection {
             self.send_all(fd, segment, &frame);
             outgoing.tail.0.store(outgoing.head(), Ordering::Release);
         }
-        if block.has(flag::SHUT_WR) {
-            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-            let _ =
-                rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(fd) }, rustix::net::Shutdown::Write);
-        }
+        self.shut_for_good(fd);
     }
 
     /// Whether the peer has closed its socket, and no DOWN of its own precedes that.
@@ -270,8 +266,7 @@ impl Connection {
     /// Nothing can save the connection.
     pub(crate) fn lose(&self, fd: i32) {
         self.block.raise(flag::PEER_GONE | flag::RESET | flag::LOST);
-        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-        let _ = rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(fd) }, rustix::net::Shutdown::Both);
+        tcp::shutdown(fd, rustix::net::Shutdown::Both);
     }
 
     /// Moves what is in the ring to the side buffer, behind what still comes over TCP before it. False if it can't be.

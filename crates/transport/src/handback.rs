@@ -24,7 +24,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{Shutdown, sockopt};
 use rustix::thread::futex;
 
 use crate::arena::{Role, State, flag};
@@ -319,9 +319,7 @@ impl Connection {
             self.shut_for_good(fd);
             if has_ended {
                 // The peer's kernel says so only once its hooks have seen the request.
-                // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-                let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
+                tcp::shutdown(fd, Shutdown::Read);
             }
         } else {
             self.lose(fd);
@@ -333,10 +331,10 @@ impl Connection {
     /// not. The caller holds both locks.
     fn has_ended(&self, fd: i32, segment: &Segment) -> bool {
         let incoming = segment.incoming();
-        // Before the look at the ring: the peer publishes first, and what it has not seen to be taken it sends again.
         let is_final = segment.outgoing().rung.0.handing.load(Ordering::SeqCst) == FINAL;
         is_final
             && incoming.end() & end::FIN != 0
+            // After that: what the peer has published before it ended is to be seen. It sends it again.
             && incoming.is_empty()
             && waiting::is_settled(&self.socket(fd, segment))
     }
@@ -391,9 +389,7 @@ impl Connection {
         self.shut_for_good(fd);
         if self.is_unix() && self.block.has(flag::SHUT_RD) {
             // Until now only the peer's hooks knew ([`end::REFUSES`]). Nothing more comes, and what has come is at this side.
-            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-            let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
+            tcp::shutdown(fd, Shutdown::Read);
         }
     }
 
@@ -466,11 +462,9 @@ impl Connection {
     }
 
     /// Hands an end of the stream that only the ring knows to the kernel.
-    fn shut_for_good(&self, fd: i32) {
+    pub(crate) fn shut_for_good(&self, fd: i32) {
         if self.block.has(flag::SHUT_WR) {
-            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-            let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+            tcp::shutdown(fd, Shutdown::Write);
         }
     }
 

@@ -581,9 +581,7 @@ impl Connection {
     /// After [`Self::go_deaf`]: nobody waits for a bell of this side's any more, so the kernel may be told, too: it wakes the peer.
     pub fn shut_for_both(&self, fd: i32) {
         if self.go_deaf() {
-            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-            let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            tcp::shutdown(fd, rustix::net::Shutdown::Both);
         }
     }
 

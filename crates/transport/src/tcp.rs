@@ -69,6 +69,18 @@ pub(crate) fn is_over(fd: i32) -> bool {
     state(fd) == Some(CLOSE)
 }
 
+/// shutdown(2). It fails for a socket that is no longer connected, which has nothing left to be told.
+pub(crate) fn shutdown(fd: i32, how: rustix::net::Shutdown) {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let _ = rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(fd) }, how);
+}
+
+/// `SO_LINGER`: zero time has the kernel reset the connection when it is closed.
+pub(crate) fn set_linger(fd: i32, time: Option<Duration>) {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let _ = rustix::net::sockopt::set_socket_linger(unsafe { BorrowedFd::borrow_raw(fd) }, time);
+}
+
 /// Waits for some of `events`, no longer than `limit`. False if that fails.
 pub(crate) fn wait_for(fd: i32, events: PollFlags, limit: Option<Duration>) -> bool {
     // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
