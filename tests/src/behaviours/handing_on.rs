@@ -83,6 +83,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("used_on_in_event_loops", goes_on_by_epoll, asks_twice)
         .alone(&["unsupported-call"])
         .tally(Tally::Returned(1), Tally::Returned(1)),
+    Behaviour::whole("an_end_at_the_same_moment", goes_back_at_once, ends_at_once, Tally::Unknown)
+        .alone(&["unsupported-call"])
+        .tally(Tally::Unknown, Tally::Total(ENDS)),
     Behaviour::connected("urgent_data_after_the_upgrade", urgent_after, sends_urgent_after)
         .alone(&["oob"])
         .tally(Tally::Returned(1), Tally::Returned(1)),
@@ -413,6 +416,42 @@ fn asks_twice(side: &Side, fd: Fd) {
         assert_eq!(calls::recv(fd, 100, 0), Ok(b"0123456789".to_vec()));
     }
     side.sync("done");
+}
+
+const ENDS: u64 = 40;
+
+fn goes_back_at_once(side: &Side) {
+    let listener = side.listen();
+    for number in 0..ENDS {
+        let fd = side.accept(listener);
+        side.answer_warm_up(fd);
+        side.sync("now");
+        delay(number);
+        calls::set_status(fd, libc::O_RDWR | libc::O_ASYNC).expect("F_SETFL");
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+        side.sync("read");
+        calls::close(fd).expect("close");
+    }
+}
+
+/// The end may come while the other side is on its way back; nothing follows it.
+fn ends_at_once(side: &Side) {
+    let destination = side.destination();
+    for number in 0..ENDS {
+        let fd = side.connect_to(destination);
+        side.warm_up(fd);
+        side.sync("now");
+        delay(ENDS - number);
+        calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+        side.sync("read");
+        calls::close(fd).expect("close");
+    }
+}
+
+fn delay(times: u64) {
+    for _ in 0..times * 100 {
+        std::hint::spin_loop();
+    }
 }
 
 fn urgent_after(side: &Side, fd: Fd) {

@@ -9,9 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use thallus_transport::arena::{View, flag};
-
-use super::peers::{echo, own_arenas, request_echoes};
+use super::peers::{echo, left_tcp, request_echoes};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Fd, quietly};
 use crate::say;
@@ -233,11 +231,7 @@ struct Liar {
 
 impl Liar {
     fn find() -> Option<Self> {
-        let left_tcp = own_arenas()
-            .iter()
-            .flat_map(View::blocks)
-            .filter(|(_, block)| block.connection().is_some() && block.has(flag::READY))
-            .count();
+        let left_tcp = left_tcp();
         if left_tcp == 0 {
             return None;
         }

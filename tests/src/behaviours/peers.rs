@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 
-use thallus_transport::arena::{MEMFD_NAME, View};
+use thallus_transport::arena::{MEMFD_NAME, View, flag};
 
 use crate::calls::{self, Child, Fd, Leave, fork, quietly};
 use crate::side::{Side, receive_exactly};
@@ -136,6 +136,14 @@ pub(super) fn answer_echoes(fd: Fd, rounds: usize, largest: usize) {
         let request = receive_exactly(fd, 1 + round * 7919 % largest);
         send_all(fd, &request);
     }
+}
+
+/// How many connections of this process have left TCP; none without the library.
+pub(super) fn left_tcp() -> usize {
+    let has_left = |view: &View| {
+        view.blocks().filter(|(_, block)| block.connection().is_some() && block.has(flag::READY)).count()
+    };
+    own_arenas().iter().map(has_left).sum()
 }
 
 /// Asks for it as `thallus pin` does.

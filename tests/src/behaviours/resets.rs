@@ -16,6 +16,9 @@ pub(super) const ALL: &[Behaviour] = &[
     killed_server("killed_with_unread_bytes_on_tcp", dies_with_bytes_on_tcp, shuts_down_behind_them),
     killed_server("killed_when_it_had_read_them", dies_having_read, shuts_down_behind_them),
     Behaviour::connected("exits_with_linger_zero", exits_with_linger, sees_it_die_and_read_little),
+    Behaviour::connected("closed_by_the_deaf_when_the_other_was_back", is_deaf_and_closes, goes_back_from_it)
+        .alone(&["unsupported-call"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
 ];
 
 /// The left side is killed.
@@ -134,6 +137,28 @@ fn exits_with_linger(side: &Side, fd: Fd) {
     assert_eq!(calls::send(fd, b"before", 0), Ok(6));
     side.sync("sent");
     side.sync("arrived");
+}
+
+/// What it has not read is in the ring, and the other side has gone back to TCP alone: this one has told its kernel that it is done.
+fn is_deaf_and_closes(side: &Side, fd: Fd) {
+    side.sync("sent");
+    await_unread(fd, 6);
+    calls::shutdown(fd, libc::SHUT_RDWR).expect("shutdown");
+    side.sync("deaf");
+    side.sync("back");
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+fn goes_back_from_it(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("sent");
+    side.sync("deaf");
+    calls::set_status(fd, libc::O_RDWR | libc::O_ASYNC).expect("F_SETFL");
+    side.sync("back");
+    side.sync("closed");
+    tells_of_the_end(fd);
 }
 
 fn sees_it_die_and_read_little(side: &Side, fd: Fd) {
