@@ -20,7 +20,7 @@ use crate::{arena::flag, process, tcp};
 /// So many times as many calls as before the first look for the server's announcement come before the second and last.
 const SECOND_LOOK: u32 = 8;
 /// Calls after an offer during which each call looks for the answer.
-const EAGER_CALLS: u32 = 16;
+const EAGER_CALLS: u32 = 64;
 /// Calls after which an offer that nobody answered is withdrawn.
 const PATIENT_CALLS: u32 = 4096;
 /// Calls after which a server expects no offer any more. Far more than those after which a client makes one, because a server may
