@@ -147,7 +147,11 @@ impl Connection {
         };
         let Some(link) = segment.link().filter(drives) else { return };
         if let Ok(_guard) = self.lock_receiving(fd) {
-            self.await_switch(fd, segment, link, deadline);
+            if self.await_switch(fd, segment, link, deadline) {
+                // What could not be awaited comes with the peer's next call.
+                let _ = link
+                    .depart(segment.incoming(), || Instant::now() >= deadline || self.has_gone(fd, segment));
+            }
             let _ = self.go_back(fd, segment, link);
         }
     }
@@ -211,6 +215,9 @@ impl Connection {
         let gone = self.left_without_a_word(fd);
         let seen = has_switched(incoming);
         let kept = self.keep_what_came(fd, segment);
+        if kept && incoming.end() & end::FIN != 0 {
+            block.raise(flag::ALL_HERE);
+        }
         segment.take_down();
         block.come_back();
         incoming.rare.0.switched_at.store(NOT_SWITCHED, Ordering::SeqCst);

@@ -193,20 +193,20 @@ impl Connection {
         }
         // To the byte what the peer has not read.
         let gone = self.has_gone(fd, segment)
-            || segment.sync(|| tcp::peer_has_closed(fd)).is_err()
+            || link.depart(incoming, || tcp::peer_has_closed(fd)).is_err()
             || self.has_gone(fd, segment);
         let (unread, unsent) = (incoming.used(), segment.outgoing().used() + DOWN_BYTES as u64);
-        if gone {
+        let can_be_sent_again = if gone {
             // It sends nothing again.
-            if unread > 0 {
-                return false;
-            }
+            unread == 0
         } else {
             self.make_fit(fd, unsent);
             // The peer must not be blocked, nor this side.
-            if !self.fits(fd, unsent) || !has_room(fd, unread) {
-                return false;
-            }
+            self.fits(fd, unsent) && has_room(fd, unread)
+        };
+        if !can_be_sent_again {
+            link.stay();
+            return false;
         }
         if link.is_usable() && !link.is_frozen() {
             self.go_back_locked(fd, segment, link);

@@ -81,7 +81,11 @@ impl Connection {
             }
             return Ok(total);
         }
-        if !self.greet(fd, segment) {
+        let greeted = self.greet(fd, segment);
+        if total == 0 && self.has_ended_over_fabric(segment) {
+            return self.error_of_reads(segment).map_or(Ok(0), Err);
+        }
+        if !greeted {
             return match self.block.has(flag::LOST) {
                 _ if total > 0 => Ok(total),
                 true => self.error_of_reads(segment).map_or(Ok(0), Err),
@@ -199,6 +203,15 @@ impl Connection {
         Errno::CONNRESET
     }
 
+    /// Whether this side has gone back to TCP between hosts when it had all of the peer's stream, and has taken it: the peer says so on
+    /// TCP, too, but perhaps not before its next call.
+    fn has_ended_over_fabric(&self, segment: &Segment) -> bool {
+        segment.link().is_some()
+            && self.block.has(flag::RETURNED)
+            && segment.incoming().end() & end::FIN != 0
+            && self.side_length() == 0
+    }
+
     /// What a read of an empty ring means.
     fn nothing_there(&self, segment: &Segment) -> Result<usize, Errno> {
         let incoming = segment.incoming();
@@ -293,7 +306,7 @@ impl Connection {
         {
             self.go_on_connecting(fd, segment);
         }
-        let _guard = self.lock_sending(fd)?;
+        let guard = self.lock_sending(fd)?;
         if block.has(flag::SHUT_WR) {
             if self.is_on_tcp(segment) {
                 self.look_for_error(fd);
@@ -347,8 +360,10 @@ impl Connection {
                 Err(Failed::Device(Errno::CONNRESET)) => {
                     // What has been posted is kept until it is credited, and sent again.
                     let failed = self.fabric_failed(segment);
-                    add(&block.ring_sent, total as u64);
-                    return if total > 0 { Ok(total) } else { Err(failed) };
+                    if total == 0 {
+                        return Err(failed);
+                    }
+                    break;
                 }
                 Err(Failed::Device(errno)) => return Err(errno),
             };
@@ -376,6 +391,11 @@ impl Connection {
             block.lacks_room();
         }
         add(&block.ring_sent, total as u64);
+        drop(guard);
+        // What has been posted, and may not have got through, must not wait for this side's next call.
+        if segment.has_failed() {
+            let _ = self.mend(fd);
+        }
         Ok(total)
     }
 

@@ -1,7 +1,7 @@
 //! Connections that leave the library's sight: exec, SCM_RIGHTS, stdio, other listeners.
 
 use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp, with_bytes_put_aside};
-use super::peers::{echo, request_echoes, send_all};
+use super::peers::{delay, echo, request_echoes, send_all};
 use super::switching::{Wait, stream_both_ways, stream_nonblocking};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Leave, Program, Stdio, fork, quietly};
@@ -445,12 +445,6 @@ fn ends_at_once(side: &Side) {
         calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
         side.sync("read");
         calls::close(fd).expect("close");
-    }
-}
-
-fn delay(times: u64) {
-    for _ in 0..times * 100 {
-        std::hint::spin_loop();
     }
 }
 

@@ -154,3 +154,10 @@ pub(super) fn ask_for_tcp() {
         }
     }
 }
+
+/// Passes some time, without a call.
+pub(super) fn delay(times: u64) {
+    for _ in 0..times * 100 {
+        std::hint::spin_loop();
+    }
+}

@@ -7,10 +7,10 @@ use thallus_transport::reason::Reason;
 
 use super::Behaviour;
 use super::Tally;
-use super::peers::{answer_echoes, ask_for_tcp, echo, own_arenas, request_echoes, send_all};
+use super::peers::{answer_echoes, ask_for_tcp, delay, echo, own_arenas, request_echoes, send_all};
 use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
-use crate::side::{Pattern, Side, receive_exactly, receive_pattern, send_pattern};
+use crate::side::{ARRIVAL, Pattern, Side, receive_exactly, receive_pattern, send_pattern};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_device_is_removed_under_load", streams_and_removes, streams)
@@ -44,6 +44,14 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_child_serves_on", serves_in_a_child, asks)
         .tally(Tally::Returned(1), Tally::Returned(1))
         .between_hosts(),
+    Behaviour::whole(
+        "a_child_reads_what_comes_meanwhile",
+        forks_at_once,
+        sends_at_once,
+        Tally::Upgraded(FORKS),
+    )
+    .alone(&["shared-before-upgrade"])
+    .over_verbs(Tally::Returned(FORKS), Tally::Returned(FORKS)),
 ];
 
 const LENGTH: usize = 3 << 20;
@@ -203,6 +211,52 @@ fn serves_in_a_child(_side: &Side, fd: Fd) {
     });
     calls::close(fd).expect("close");
     child.wait_for_success();
+}
+
+const FORKS: u64 = 40;
+
+/// What the peer sends while this side forks, and its end, reach the child, though the peer makes no call afterwards.
+fn forks_at_once(side: &Side) {
+    let listener = side.listen();
+    for number in 0..FORKS {
+        let fd = side.accept(listener);
+        side.answer_warm_up(fd);
+        side.sync("now");
+        delay(number);
+        let child = fork(Leave::Exit, || {
+            assert_eq!(receive_exactly(fd, 10), b"0123456789");
+            if number % 2 == 0 {
+                assert_eq!(calls::poll(&[(fd, libc::POLLIN | libc::POLLRDHUP)], ARRIVAL), Ok(vec![ENDED]));
+                assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+            }
+        });
+        child.wait_for_success();
+        side.sync("read");
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+        calls::close(fd).expect("close");
+    }
+}
+
+const ENDED: i16 = libc::POLLIN | libc::POLLRDHUP;
+
+fn sends_at_once(side: &Side) {
+    let destination = side.destination();
+    for number in 0..FORKS {
+        let fd = side.connect_to(destination);
+        side.warm_up(fd);
+        side.sync("now");
+        delay(FORKS - number);
+        assert_eq!(calls::send(fd, b"0123456789", 0), Ok(10));
+        if number % 2 == 0 {
+            calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+        }
+        side.sync("read");
+        if number % 2 != 0 {
+            calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+        }
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+        calls::close(fd).expect("close");
+    }
 }
 
 fn asks(_side: &Side, fd: Fd) {

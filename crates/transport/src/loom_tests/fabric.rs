@@ -35,6 +35,10 @@ struct Sender {
     posted: AtomicU64,
     /// The receiver's `data_armed`, as it has last said.
     armed: AtomicU64,
+    /// The receiver has said that it leaves.
+    left: AtomicU32,
+    /// This side has seen that after it had posted: it goes back, too, and sends again what has not been credited.
+    went_back: AtomicU32,
     in_flight: Mutex<VecDeque<Write>>,
     work: Condvar,
     rule: Rule,
@@ -72,6 +76,8 @@ fn over_rdma(rule: Rule) -> (Arc<Sender>, Arc<Receiver>) {
         control: Control::new(),
         posted: AtomicU64::new(0),
         armed: AtomicU64::new(0),
+        left: AtomicU32::new(0),
+        went_back: AtomicU32::new(0),
         in_flight: Mutex::new(VecDeque::new()),
         work: Condvar::new(),
         rule,
@@ -97,16 +103,13 @@ impl Sender {
 
     /// As `verbs::link::Link::push`, of one message.
     fn send(&self) {
-        let mut armed = 0;
-        if self.rule == Rule::LooksFirst {
-            armed = self.armed.load(Ordering::Acquire);
-        }
+        let look = || (self.armed.load(Ordering::Acquire), self.left.load(Ordering::Relaxed));
+        let first = look();
         self.post(Write::Message);
         self.posted.store(self.posted.load(Ordering::Relaxed) + 1, Ordering::Release);
         fence(Ordering::SeqCst);
-        if self.rule != Rule::LooksFirst {
-            armed = self.armed.load(Ordering::Acquire);
-        }
+        let (armed, left) = if self.rule == Rule::LooksFirst { first } else { look() };
+        self.went_back.fetch_or(left, Ordering::Relaxed);
         if self.control.claim_data_bell_of(armed) {
             // As `waiting::ring`.
             let count = self.control.rung.0.count.fetch_add(1, Ordering::SeqCst) + 1;
@@ -159,6 +162,29 @@ impl Receiver {
     fn note(&self, written: &Written) {
         self.incoming.rung.0.count.fetch_max(written.bells, Ordering::AcqRel);
         self.incoming.head.0.fetch_max(written.messages, Ordering::AcqRel);
+    }
+
+    /// As its namesake in `verbs::link`, behind a WRITE and the READ of what has been posted.
+    fn await_posted(&self) {
+        fence(Ordering::SeqCst);
+        if self.sender.rule == Rule::NoRead {
+            return;
+        }
+        let posted = self.sender.posted.load(Ordering::Acquire);
+        let link = &self.sender.link;
+        let mut memory = link.memory.lock().unwrap();
+        while self.sender.rule != Rule::NoWait && memory.messages < posted {
+            memory = link.arrival.wait(memory).unwrap();
+        }
+        self.note(&memory);
+    }
+
+    /// As `verbs::link::Link::depart` and `freeze`: how many messages have come by then.
+    fn leave(&self) -> u64 {
+        self.sender.left.store(1, Ordering::Release);
+        self.await_posted();
+        self.scan();
+        self.incoming.head()
     }
 
     /// A bell whose count is still under way keeps a sleeper awake until that has come.
@@ -251,17 +277,7 @@ impl Side for Receiver {
     /// As `verbs::link::Link::sync`.
     fn sync(&self) {
         self.sender.armed.store(self.incoming.data_armed.0.word(), Ordering::Release);
-        fence(Ordering::SeqCst);
-        if self.sender.rule == Rule::NoRead {
-            return;
-        }
-        let posted = self.sender.posted.load(Ordering::Acquire);
-        let link = &self.sender.link;
-        let mut memory = link.memory.lock().unwrap();
-        while self.sender.rule != Rule::NoWait && memory.messages < posted {
-            memory = link.arrival.wait(memory).unwrap();
-        }
-        self.note(&memory);
+        self.await_posted();
     }
 }
 
@@ -314,4 +330,43 @@ fn over_rdma_a_sleeper_that_does_not_wait_for_what_is_under_way_sleeps_on() {
 #[should_panic(expected = "deadlock")]
 fn over_rdma_a_sender_that_looks_first_leaves_a_sleeper_asleep() {
     explore_over_rdma(3, Rule::LooksFirst, 2, 1);
+}
+
+/// A message is sent while the receiver leaves: it has come by then, or its sender sends it again.
+fn explore_leaving(rule: Rule) {
+    explore(3, move || {
+        let (sender, receiver) = over_rdma(rule);
+        let leaver = thread::spawn(move || receiver.leave());
+        let sends = {
+            let sender = sender.clone();
+            thread::spawn(move || sender.send())
+        };
+        sender.deliver(1);
+        sends.join().unwrap();
+        let come = leaver.join().unwrap();
+        assert!(come == 1 || sender.went_back.load(Ordering::Relaxed) == 1, "lost");
+    });
+}
+
+#[test]
+fn over_rdma_nothing_is_lost_on_a_leaver() {
+    explore_leaving(Rule::Kept);
+}
+
+#[test]
+#[should_panic(expected = "lost")]
+fn over_rdma_a_leaver_that_reads_nothing_loses_a_message() {
+    explore_leaving(Rule::NoRead);
+}
+
+#[test]
+#[should_panic(expected = "lost")]
+fn over_rdma_a_leaver_that_does_not_wait_loses_a_message() {
+    explore_leaving(Rule::NoWait);
+}
+
+#[test]
+#[should_panic(expected = "lost")]
+fn over_rdma_a_sender_that_looks_first_loses_a_message_to_a_leaver() {
+    explore_leaving(Rule::LooksFirst);
 }

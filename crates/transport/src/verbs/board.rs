@@ -50,7 +50,8 @@ pub(super) struct Board {
     /// The peer's `data_armed` and `space_armed`.
     pub(super) armed: Said,
     _pad1: [u64; 5],
-    /// 1 once the peer is connected, too: from then on bytes may come in the ring.
+    /// [`CONNECTED`] once the peer is, too: from then on bytes may come in the ring. [`LEAVES`] once it is about to go back to TCP: what
+    /// is posted after that it may not see.
     pub(super) ready: AtomicU64,
     _pad2: [u64; 7],
     /// Bells that the peer has counted, and how often it has rung; written after what they announce.
@@ -65,6 +66,11 @@ pub(super) struct Board {
     /// Where a read arrives that waits for what is before it: how often the peer has rung.
     pub(super) flushed: AtomicU64,
 }
+
+/// Values of [`Board::ready`].
+pub(super) const CONNECTED: u64 = 1;
+/// See there.
+pub(super) const LEAVES: u64 = 2;
 
 /// Bytes of the page with the figures.
 pub(super) const FIGURES_BYTES: u64 = 4096;

@@ -26,7 +26,8 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use super::board::{
-    BOARD_BYTES, Board, FIGURES_BYTES, Figures, Memory, Place, SLOT_BYTES, STAGE_BYTES, Said,
+    BOARD_BYTES, Board, CONNECTED, FIGURES_BYTES, Figures, LEAVES, Memory, Place, SLOT_BYTES, STAGE_BYTES,
+    Said,
 };
 use super::device;
 use super::ffi::access;
@@ -212,7 +213,7 @@ impl Link {
 
     /// Tells the peer that this side is connected, and waits until it can know.
     pub(crate) fn announce_ready(&self) -> Result<(), Errno> {
-        self.write_words(&self.pair.begin(1)?, std::mem::offset_of!(Board, ready), &[1])?;
+        self.write_words(&self.pair.begin(1)?, std::mem::offset_of!(Board, ready), &[CONNECTED])?;
         self.flush(|| false)
     }
 
@@ -352,9 +353,13 @@ impl Link {
         Ok(Pushed { bytes: bytes as usize, ring })
     }
 
-    /// After something was posted: whether a sleeping peer has to be rung for.
+    /// After something was posted: whether a sleeping peer has to be rung for. To one that leaves ([`Self::depart`]) it may have come too
+    /// late: the fabric has failed, so that this side goes back, too, and sends it again.
     fn claims_bell(&self, control: &Control) -> bool {
         fence(Ordering::SeqCst);
+        if self.board().ready.load(Ordering::Relaxed) == LEAVES {
+            self.pair.give_up();
+        }
         self.board().armed.read().is_none_or(|armed| control.claim_data_bell_of(armed[0]))
     }
 
@@ -515,11 +520,10 @@ impl Link {
             let figures = self.figures();
             let credit =
                 [&figures.consumed, &figures.consumed_stream].map(|word| word.load(Ordering::Acquire));
-            let target = self.our_board(std::mem::offset_of!(Board, figures));
             let id = poster.post([
                 self.words(&poster, 0, std::mem::offset_of!(Board, armed), &Said::of(words)),
                 self.words(&poster, 1, std::mem::offset_of!(Board, credit), &Said::of(credit)),
-                Request::read(target, self.their_figures(), size_of::<Figures>()),
+                self.read_figures(),
             ])?;
             self.credited.store(credit[0], Ordering::Relaxed);
             id
@@ -529,6 +533,20 @@ impl Link {
             Err(Errno::PIPE) => return Ok(()),
             done => done?,
         }
+        let (posted, rings) = self.await_posted(incoming, || false)?;
+        self.vouched.confirm(posted, self.bells_announced());
+        self.give_word(rings)
+    }
+
+    /// A request that has the peer's figures come to the board.
+    fn read_figures(&self) -> Request {
+        let target = self.our_board(std::mem::offset_of!(Board, figures));
+        Request::read(target, self.their_figures(), size_of::<Figures>())
+    }
+
+    /// Waits until all has arrived that the peer had posted, as its figures say, which have just come; fails with `EPIPE` once it `is_over`.
+    /// What it had posted, and how often it had rung.
+    fn await_posted(&self, incoming: &Control, is_over: impl Fn() -> bool) -> Result<(u64, u64), Errno> {
         let [posted, consumed, stream, rings] =
             self.board().figures.each_ref().map(|word| word.load(Ordering::Acquire));
         self.learn_credit([consumed, stream]);
@@ -541,8 +559,7 @@ impl Link {
             }
             let consumed = self.figures().consumed.load(Ordering::Acquire);
             if consumed + self.inbox.scanned_ahead(consumed) >= posted {
-                self.vouched.confirm(posted, self.bells_announced());
-                return self.give_word(rings);
+                return Ok((posted, rings));
             }
             if posted - consumed > self.inbox.room.size || !self.is_usable() {
                 return Err(Errno::CONNRESET);
@@ -554,8 +571,32 @@ impl Link {
                 if now > *limit.get_or_insert(now + LONGEST_WAIT) {
                     return Err(Errno::CONNRESET);
                 }
+                if is_over() {
+                    return Err(Errno::PIPE);
+                }
                 rustix::thread::sched_yield();
             }
+        }
+    }
+
+    /// Before a [`Self::freeze`] on purpose: tells the peer that this side leaves, and waits until all has arrived that it had posted before
+    /// it could know. Whatever it posts later it sends again by itself, in the same call. Fails with `EPIPE` once it `is_over`.
+    pub(crate) fn depart(&self, incoming: &Control, is_over: impl Fn() -> bool) -> Result<(), Errno> {
+        let _uninterrupted = Uninterrupted::begin();
+        let _one = self.syncing.lock(process::thread())?;
+        let id = {
+            let poster = self.pair.begin(2)?;
+            let leaves = self.words(&poster, 0, std::mem::offset_of!(Board, ready), &[LEAVES]);
+            poster.post([leaves, self.read_figures()])?
+        };
+        self.pair.wait_for(id, || self.peer_has_gone(incoming) || is_over())?;
+        self.await_posted(incoming, is_over).map(drop)
+    }
+
+    /// Takes [`Self::depart`] back. A peer that knows of it already goes back to TCP.
+    pub(crate) fn stay(&self) {
+        if let Ok(poster) = self.pair.begin(1) {
+            let _ = self.write_words(&poster, std::mem::offset_of!(Board, ready), &[CONNECTED]);
         }
     }
 

@@ -446,6 +446,11 @@ impl QueuePair {
         }
     }
 
+    /// Uses it no more. The peer may.
+    pub(super) fn give_up(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+    }
+
     /// Whether this process may use it.
     pub(super) fn is_ours(&self) -> bool {
         self.owner == process::id()
