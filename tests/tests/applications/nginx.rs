@@ -149,7 +149,9 @@ impl<'a> Load<'a> {
         let mut command = scene.command(shimmed, name, program("python3", "python3")?)?;
         command.arg("-B").arg(scene.path("http_load.py")).arg(port.to_string()).arg(scene.path("files"));
         command.args([&threads.to_string(), places]);
-        Ok(Self { scene, service: scene.start(name, command)?, name: name.to_owned() })
+        // Two may run at the same time, and count together.
+        let name = format!("{name}-{port}");
+        Ok(Self { scene, service: scene.start(&name, command)?, name })
     }
 
     /// Waits until `more` requests have been answered.
