@@ -109,6 +109,10 @@ pub mod flag {
     pub const DECLINES: u32 = 262_144;
     /// It is an `AF_UNIX` stream, not TCP. What is said of TCP here is then said of that.
     pub const UNIX: u32 = 524_288;
+    /// When it went back to TCP, this side had all that the peer's calls had sent; those that have sent more since have sent it again.
+    pub const HAD_ALL: u32 = 1_048_576;
+    /// Back on TCP, DOWN has not been sent, and precedes the next byte of the application's.
+    pub const OWES_DOWN: u32 = 2_097_152;
 }
 
 /// One connection, as the forks of a process share it. Sizes and counts in bytes unless said otherwise.

@@ -337,7 +337,9 @@ impl Connection {
     /// Ends this side's use of the segment, before the socket's last descriptor on this host is closed.
     /// `abort`: the application asked for a reset (`SO_LINGER` with zero time).
     pub fn finish(&self, fd: i32, abort: bool) {
-        self.take_leftover_frames(fd);
+        if !abort {
+            self.take_leftover_frames(fd);
+        }
         self.mend_if_failing(fd);
         let Some(segment) = self.segment() else { return };
         if self.block.has(flag::BELLS_FIRST)

@@ -7,24 +7,24 @@
 //! for the other.
 //!
 //! ```text
-//!   DOWN    u8 2 | u8 1 if the peer's bytes have left TCP, as this side knows | u64 stream position | u64 bytes sent again
+//!   DOWN    u8 2 | u8 bits: KNOWS, HAD_ALL | u64 stream position | u64 bytes sent again
 //! ```
 //!
 //! Afterwards the connection is as it was before it left TCP, with the hooks in between. What was in the ring is in the
 //! side buffer.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFlags, Timespec};
 use rustix::io::Errno;
 
-use crate::arena::flag;
+use crate::arena::{flag, now_ns};
 use crate::connection::Connection;
 use crate::control::{Control, NOT_SWITCHED, end};
 use crate::segment::{Greeting, SIDE_BYTES, Segment};
-use crate::settle::PATIENCE;
+use crate::settle::{PATIENCE, SHORT_PATIENCE, wait_until};
 use crate::stream::{BELL, FAILED};
 use crate::tcp::{self, wait_for};
 use crate::uninterrupted::Uninterrupted;
@@ -32,6 +32,10 @@ use crate::verbs::link::Link;
 
 /// The frame by which a side goes back to TCP.
 const DOWN: u8 = 2;
+/// A bit of its second byte: the peer's bytes have left TCP, as this side knows.
+const KNOWS: u8 = 1;
+/// Another: this side had all that the peer's calls had sent ([`flag::HAD_ALL`]).
+const HAD_ALL: u8 = 2;
 /// How long bytes may be under way between hosts that the peer has sent over TCP before it said so by RDMA.
 const LONGEST_WAY: Duration = Duration::from_secs(10);
 /// Bytes of that frame.
@@ -149,11 +153,20 @@ impl Connection {
         if let Ok(_guard) = self.lock_receiving(fd) {
             if self.await_switch(fd, segment, link, deadline) {
                 // What could not be awaited comes with the peer's next call.
-                let _ = link
-                    .depart(segment.incoming(), || Instant::now() >= deadline || self.has_gone(fd, segment));
+                self.depart(segment, link, || Instant::now() >= deadline || self.has_gone(fd, segment));
             }
             let _ = self.go_back(fd, segment, link);
         }
+    }
+
+    /// Tells the peer that this side goes back on purpose, and waits until all is here that its calls have sent. False if that can't be, or
+    /// once it `is_over`. The caller holds the receive lock.
+    pub(crate) fn depart(&self, segment: &Segment, link: &Link, is_over: impl Fn() -> bool) -> bool {
+        let has_all = link.depart(segment.incoming(), is_over).is_ok();
+        if has_all {
+            self.block.raise(flag::HAD_ALL);
+        }
+        has_all
     }
 
     /// Waits for both directions to have left TCP, which the peer's next call brings about if it has taken the greeting:
@@ -243,16 +256,40 @@ impl Connection {
         if gone || self.left_without_a_word(fd) {
             // A frame would only make it reset the connection.
             self.note_gone(fd);
+        } else if switched && self.can_owe_down(fd, link) {
+            block.raise(flag::OWES_DOWN);
+            outgoing.tail.0.store(outgoing.head(), Ordering::Release);
         } else if switched {
             let Some((position, bytes)) = link.uncredited(outgoing) else { return self.lose(fd) };
-            let mut frame = vec![DOWN, u8::from(seen)];
-            frame.extend(position.to_le_bytes());
-            frame.extend((bytes.len() as u64).to_le_bytes());
+            let bits = if seen { KNOWS } else { 0 } | if block.has(flag::HAD_ALL) { HAD_ALL } else { 0 };
+            let mut frame = down(bits, position, bytes.len() as u64).to_vec();
             frame.extend(bytes);
             self.send_all(fd, segment, &frame);
             outgoing.tail.0.store(outgoing.head(), Ordering::Release);
         }
         self.shut_for_good(fd);
+    }
+
+    /// Whether the peer has gone back, has ended its stream, and lacks nothing that this side has sent: then it may have closed its socket, and
+    /// would answer a frame with a reset. If it has not, it needs the frame only in front of more bytes.
+    fn can_owe_down(&self, fd: i32, link: &Link) -> bool {
+        let mut bytes = [0u8; 64];
+        let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: the buffer is writable for its length.
+        let Ok(count) = (unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), peek) }) else {
+            return false;
+        };
+        let mut behind_bells = bytes[..count].iter().skip_while(|&&byte| byte == BELL);
+        let had_all =
+            behind_bells.next() == Some(&DOWN) && behind_bells.next().is_some_and(|bits| bits & HAD_ALL != 0);
+        had_all && !link.has_posted_late() && tcp::peer_has_closed(fd)
+    }
+
+    /// Sends the frame that is owed. The caller holds the send lock.
+    #[cold]
+    pub(crate) fn pay_down(&self, fd: i32, segment: &Segment) {
+        self.send_all(fd, segment, &down(KNOWS, segment.outgoing().head(), 0));
+        self.block.lower(flag::OWES_DOWN);
     }
 
     /// Whether the peer has closed its socket, and no DOWN of its own precedes that.
@@ -389,13 +426,32 @@ impl Connection {
         true
     }
 
-    /// Before a close: an unread frame would turn the kernel's FIN into a reset.
-    pub(crate) fn take_leftover_frames(&self, fd: i32) {
-        let Some(segment) = self.segment() else { return };
-        if matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips)
-            && let Ok(_guard) = self.lock_receiving(fd)
+    /// Waits for the peer's DOWN until `deadline`, and takes what precedes the application's bytes. The caller holds the receive lock.
+    pub(crate) fn await_down(&self, fd: i32, segment: &Segment, unread: Unread, deadline: Instant) {
+        while matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips)
+            && !self.take_down_frame(fd, segment, unread)
+            && !self.block.has(flag::LOST)
         {
-            self.take_down_frame(fd, segment, Unread::Stays);
+            if !wait_until(fd, deadline) {
+                return;
+            }
+        }
+    }
+
+    /// Before a close: an unread frame would turn the kernel's FIN into a reset, and so would one that comes later. A peer that is in a call
+    /// sends it at once. The others are waited for briefly, unless this process has just done so in vain.
+    pub(crate) fn take_leftover_frames(&self, fd: i32) {
+        /// When such a wait was last in vain ([`now_ns`]).
+        static IN_VAIN: AtomicU64 = AtomicU64::new(0);
+        let awaits =
+            |segment: &&Segment| matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips);
+        let Some(segment) = self.segment().filter(awaits) else { return };
+        let Ok(_guard) = self.lock_receiving(fd) else { return };
+        let since = now_ns().saturating_sub(IN_VAIN.load(Ordering::Relaxed));
+        let patience = if since < PATIENCE.as_nanos() as u64 { Duration::ZERO } else { SHORT_PATIENCE };
+        self.await_down(fd, segment, Unread::Stays, Instant::now() + patience);
+        if patience > Duration::ZERO && awaits(&segment) {
+            IN_VAIN.store(now_ns(), Ordering::Relaxed);
         }
     }
 
@@ -486,12 +542,21 @@ impl Connection {
             if let (0, Some(frame)) = (bells, frame) {
                 let [position, bytes] =
                     [2, 10].map(|at| u64::from_le_bytes(std::array::from_fn(|i| frame[at + i])));
-                return Next::Down(frame[1] != 0, Rest { position, bytes });
+                return Next::Down(frame[1] & KNOWS != 0, Rest { position, bytes });
             }
             // SAFETY: as above; they are there, and nobody else reads.
             let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) };
         }
     }
+}
+
+/// The frame.
+fn down(bits: u8, position: u64, bytes: u64) -> [u8; DOWN_BYTES] {
+    let mut frame = [DOWN; DOWN_BYTES];
+    frame[1] = bits;
+    frame[2..10].copy_from_slice(&position.to_le_bytes());
+    frame[10..].copy_from_slice(&bytes.to_le_bytes());
+    frame
 }
 
 /// Whether the peer has said where its bytes leave TCP.

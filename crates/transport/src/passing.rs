@@ -98,7 +98,7 @@ impl Connection {
     fn may_lack(&self, segment: &Segment) -> bool {
         let incoming = segment.incoming();
         let by_queue_pair = if self.block.has(flag::RETURNED) {
-            segment.greeting() == Greeting::AwaitsDown
+            segment.greeting() == Greeting::AwaitsDown && !self.block.has(flag::HAD_ALL)
         } else {
             has_switched(incoming)
         };

@@ -173,8 +173,13 @@ impl Connection {
             }
             self.block.note(reason);
         }
+        if self.block.has(flag::OWES_DOWN) {
+            let Ok(_sending) = self.lock_sending(fd) else { return false };
+            self.pay_down(fd, segment);
+        }
         if segment.link().is_some() {
-            self.await_down(fd, segment, deadline);
+            self.await_down(fd, segment, Unread::ComesAgain, deadline);
+            self.restore_options(fd);
         }
         // What is in the side buffer only a hook can give to the application.
         self.greet(fd, segment) && self.side_length() == 0 && !self.block.has(flag::BELLS_FIRST)
@@ -193,7 +198,7 @@ impl Connection {
         }
         // To the byte what the peer has not read.
         let gone = self.has_gone(fd, segment)
-            || link.depart(incoming, || tcp::peer_has_closed(fd)).is_err()
+            || !self.depart(segment, link, || tcp::peer_has_closed(fd))
             || self.has_gone(fd, segment);
         let (unread, unsent) = (incoming.used(), segment.outgoing().used() + DOWN_BYTES as u64);
         let can_be_sent_again = if gone {
@@ -205,6 +210,7 @@ impl Connection {
             self.fits(fd, unsent) && has_room(fd, unread)
         };
         if !can_be_sent_again {
+            self.block.lower(flag::HAD_ALL);
             link.stay();
             return false;
         }
@@ -213,23 +219,10 @@ impl Connection {
         }
         self.block.has(flag::RETURNED)
     }
-
-    /// Waits for the peer's answer, and takes what precedes the application's bytes. The caller holds the receive lock.
-    fn await_down(&self, fd: i32, segment: &Segment, deadline: Instant) {
-        while matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips)
-            && !self.take_down_frame(fd, segment, Unread::ComesAgain)
-            && !self.block.has(flag::LOST)
-        {
-            if !wait_until(fd, deadline) {
-                return;
-            }
-        }
-        self.restore_options(fd);
-    }
 }
 
 /// Waits until something can be read. False once the deadline has passed.
-fn wait_until(fd: i32, deadline: Instant) -> bool {
+pub(crate) fn wait_until(fd: i32, deadline: Instant) -> bool {
     let left = deadline.saturating_duration_since(Instant::now());
     !left.is_zero() && wait_for(fd, rustix::event::PollFlags::IN, Some(left))
 }

@@ -454,6 +454,9 @@ impl Connection {
         {
             return self.send_with_greeting(fd, segment, source, flags);
         }
+        if let Some(segment) = self.segment().filter(|_| self.block.has(flag::OWES_DOWN)) {
+            self.pay_down(fd, segment);
+        }
         if source.left() == 0 && self.is_unix() {
             // The kernel looks whether anybody reads.
             return transmit(fd, &mut [], flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);

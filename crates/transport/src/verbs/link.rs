@@ -19,7 +19,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Instant;
 
 use rustix::event::EventfdFlags;
@@ -69,6 +69,8 @@ pub struct Link {
     /// The greatest credit that has come: bytes of the outgoing ring, and of the stream.
     known_credit: [AtomicU64; 2],
     order: Order,
+    /// Something was posted after the peer had said that it leaves.
+    late: AtomicBool,
     /// Readable once nothing that arrives counts any more, for this side's sleepers.
     wake: OwnedFd,
 }
@@ -135,6 +137,7 @@ impl Link {
             vouched: Vouched::new(),
             known_credit: [const { AtomicU64::new(0) }; 2],
             order: settings().verbs.order,
+            late: AtomicBool::new(false),
             wake: (settings().place)(wake.map_err(|_| Reason::NoFds)?).map_err(|_| Reason::NoFds)?,
         };
         // As if the peer slept, until it says otherwise: the first message rings.
@@ -358,6 +361,7 @@ impl Link {
     fn claims_bell(&self, control: &Control) -> bool {
         fence(Ordering::SeqCst);
         if self.board().ready.load(Ordering::Relaxed) == LEAVES {
+            self.late.store(true, Ordering::Relaxed);
             self.pair.give_up();
         }
         self.board().armed.read().is_none_or(|armed| control.claim_data_bell_of(armed[0]))
@@ -591,6 +595,11 @@ impl Link {
         };
         self.pair.wait_for(id, || self.peer_has_gone(incoming) || is_over())?;
         self.await_posted(incoming, is_over).map(drop)
+    }
+
+    /// Whether something was posted that a peer may lack, though it had all when it left ([`Self::depart`]).
+    pub(crate) fn has_posted_late(&self) -> bool {
+        self.late.load(Ordering::Relaxed)
     }
 
     /// Takes [`Self::depart`] back. A peer that knows of it already goes back to TCP.
