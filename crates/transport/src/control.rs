@@ -109,13 +109,17 @@ pub struct Rare {
     pub window_start: [AtomicU64; CLASSES as usize],
     /// Bits of [`end`].
     pub end: AtomicU32,
-    /// Count of application bytes that the producer's side has taken from TCP: should it die, the peer knows whether it had read them.
+    /// Count of application bytes that the producer's side has taken from TCP, but for those that it has put aside once both sides are
+    /// ready: should it die, the peer knows whether it had read them.
     pub taken: AtomicU64,
     /// Of `AF_UNIX`, until the client says that it is ready: count of application bytes that the producer's side has sent over the
     /// kernel's socket. This and [`Self::taken`] are true while both [`Self::counting`] are even.
     pub sent: AtomicU64,
     /// Calls that have begun and ended in which the producer's side sends over the kernel's socket, and receives.
     pub counting: [AtomicU32; 2],
+    /// Of `AF_UNIX`: how often the producer's side has shut down a direction again, which changes nothing, and yet wakes the peer
+    /// (`unix_shutdown` of net/unix/af_unix.c).
+    pub repeats: AtomicU32,
 }
 
 /// How a stream ended; bits of [`Rare::end`].
@@ -210,6 +214,7 @@ impl Control {
                 taken: AtomicU64::new(0),
                 sent: AtomicU64::new(0),
                 counting: std::array::from_fn(|_| AtomicU32::new(0)),
+                repeats: AtomicU32::new(0),
             }),
             rung: Line(Rung {
                 count: AtomicU64::new(0),

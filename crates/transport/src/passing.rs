@@ -22,7 +22,7 @@ impl Connection {
         let block = self.block;
         let unread = block.send_switched.load(Ordering::Acquire) == 0
             || block.has(flag::VOID)
-            || self.segment().is_some_and(|segment| !has_taken_all(segment));
+            || self.segment().is_some_and(|segment| !self.has_taken_all(segment));
         if unread {
             block.raise(flag::RESET);
         }
@@ -142,7 +142,7 @@ impl Connection {
         let aborts = ended & end::ABORTS != 0 && segment.is_ready();
         let was_reset = ended & end::RESET != 0
             || self.block.has(flag::RESET)
-            || (died && (aborts || !has_taken_all(segment)));
+            || (died && (aborts || !self.has_taken_all(segment)));
         let error = self.block.error.load(Ordering::Relaxed);
         match i32::try_from(error) {
             Ok(error) if was_reset && error != 0 => Some(Errno::from_raw_os_error(error)),
@@ -193,7 +193,8 @@ impl Connection {
         let died = gone && ended & (end::CLOSED | end::DEAF) == 0;
         // A reset may be for nothing but unread bells, as long as it is not known what the peer has taken.
         let sends_in_ring = self.block.send_switched.load(Ordering::Acquire) != 0;
-        let unread = sends_in_ring && (self.reset(segment).is_some() || (died && !has_taken_all(segment)));
+        let unread =
+            sends_in_ring && (self.reset(segment).is_some() || (died && !self.has_taken_all(segment)));
         // But there was never a bell, and what this side sends the kernel knows.
         let unread_on_tcp = || {
             !sends_in_ring && self.block.doorbells.load(Ordering::Relaxed) == 0 && gone && tcp::is_over(fd)
@@ -203,13 +204,16 @@ impl Connection {
         let known = ended & end::RESET != 0 || self.block.has(flag::RESET_TOLD);
         known || unread || (self.block.has(flag::SHUT_WR) && peer_has_ended) || unread_on_tcp()
     }
-}
 
-/// Whether the peer has taken all that this side has sent, as far as memory shows.
-fn has_taken_all(segment: &Segment) -> bool {
-    let (outgoing, taken) = (segment.outgoing(), segment.incoming().rare.0.taken.load(Ordering::Acquire));
-    let sent = outgoing.rare.0.switched_at.load(Ordering::Acquire);
-    // What a peer on another host has taken from TCP nobody knows, nor what programs have without hooks, after a return.
-    let is_unknown = segment.is_alone() || !segment.is_ready() || sent == NOT_SWITCHED;
-    outgoing.is_empty() && (is_unknown || sent <= taken)
+    /// Whether the peer has taken all that this side has sent, as far as memory shows.
+    fn has_taken_all(&self, segment: &Segment) -> bool {
+        let (outgoing, taken) = (segment.outgoing(), segment.incoming().rare.0.taken.load(Ordering::Acquire));
+        let sent = match outgoing.rare.0.switched_at.load(Ordering::Acquire) {
+            NOT_SWITCHED => self.block.tcp_sent.load(Ordering::Relaxed),
+            at => at,
+        };
+        // What a peer on another host has taken from TCP nobody knows, nor what programs have without hooks, after a return.
+        let is_unknown = segment.is_alone() || !segment.is_ready();
+        outgoing.is_empty() && (is_unknown || sent <= taken)
+    }
 }

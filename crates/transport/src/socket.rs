@@ -158,6 +158,7 @@ impl Connection {
             let count = if let Some(Ok(taken)) = &taken { taken.count } else { 0 };
             self.block.set_side_end((stop + count) as u64);
             self.block.absorbing.store(0, Ordering::Release);
+            self.tell_unread(segment);
             if count == 0 {
                 break;
             }

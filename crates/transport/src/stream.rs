@@ -262,8 +262,17 @@ impl Connection {
         }
         if total > 0 && flags & libc::MSG_PEEK == 0 {
             self.block.set_side_start(start);
+            self.tell_unread(segment);
         }
         total
+    }
+
+    /// Tells the peer how many bytes of TCP the program has been given: should this side die, it had not read those that are put aside.
+    pub(crate) fn tell_unread(&self, segment: &Segment) {
+        if segment.is_ready() {
+            let given = self.block.tcp_received.load(Ordering::Relaxed).saturating_sub(self.side_length());
+            segment.outgoing().rare.0.taken.store(given, Ordering::Release);
+        }
     }
 
     /// Receives what still comes over TCP: see [`waiting::take_tcp`]. On `AF_UNIX` with what comes beside the bytes.
@@ -575,6 +584,7 @@ impl Connection {
             return Ok(true);
         }
         self.block.raise(flag::SHUT_WR);
+        self.note_repeat(segment, end::FIN);
         if segment.finish(end::FIN) {
             self.ring(fd, segment);
         }
@@ -584,10 +594,24 @@ impl Connection {
     /// Shuts down receiving, where the kernel must not be told because bells come that way (`AF_UNIX`): a mark for the peer.
     pub fn shut_receiving(&self, fd: i32) {
         let Some(segment) = self.segment() else { return };
+        self.note_repeat(segment, end::REFUSES);
         let sleeps = segment.finish(end::REFUSES);
         if segment.incoming().claim_space_bell() || sleeps {
             self.ring(fd, segment);
         }
+    }
+
+    /// This side is about to set `bit` of [`end`]: an edge at the peer also if it has before.
+    fn note_repeat(&self, segment: &Segment, bit: u32) {
+        let rare = &segment.outgoing().rare.0;
+        if self.is_unix() && rare.end.load(Ordering::Relaxed) & bit != 0 {
+            rare.repeats.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// How often the peer has shut down again what it had shut down.
+    pub fn repeated_shutdowns(&self) -> u32 {
+        self.segment().map_or(0, |segment| segment.incoming().rare.0.repeats.load(Ordering::Acquire))
     }
 
     /// Says that this side has shut down both directions, if so. To be called before the kernel is told: an end that comes without

@@ -73,6 +73,7 @@ impl Connection {
             block.set_side_end(end.min(SIDE_BYTES as u64));
             block.absorbing.store(0, Ordering::Relaxed);
         }
+        self.tell_unread(segment);
         if segment.incoming().space_armed.0.has_sleepers() {
             self.ring(fd, segment);
         }

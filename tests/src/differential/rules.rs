@@ -101,6 +101,10 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         {
             return Err("a thread of this end waits for nothing");
         }
+        // What has been sent may not have come (Nagle's algorithm), and nobody can ask as long as the thread has it.
+        Op::Shutdown { fd, how } if *how != How::Writing && has_some_of_all(model, end, *fd, who) => {
+            return Err("a thread of this end waits for more");
+        }
         // An end lies behind bytes that buffers did not hold.
         Op::Shutdown { fd, .. }
             if model.connection_of(who, *fd).is_some_and(|index| {
@@ -152,6 +156,15 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
 /// Whether, over `AF_UNIX`, the sender may be told that there is no room.
 fn lacks_room(flow: &Flow) -> bool {
     flow.unread() > 0 && flow.charge > SURELY_ROOM
+}
+
+/// Whether a thread of this end waits in a read for all that it has asked for, and some of that has been sent.
+fn has_some_of_all(model: &Model, end: End, fd: Fd, who: Who) -> bool {
+    let Some(index) = model.connection_of(who, fd) else { return false };
+    let flow = model.connections[index].flows[end.other() as usize];
+    let waits_for_all =
+        |(_, op): (Who, &Op)| matches!(op, Op::Receive { flags, .. } if flags.contains(&Flag::WaitAll));
+    flow.unread() > 0 && model.is_receiving(end, index) && model.started(end).is_some_and(waits_for_all)
 }
 
 fn tells_of_room(model: &Model, who: Who, set: Fd) -> bool {

@@ -67,13 +67,13 @@ struct Edge {
     /// Bytes that have ever been put aside: the kernel has forgotten its own edge for them.
     aside: u64,
     ends: u32,
-    /// How often this side has shut a direction down, and whether the peer's has ended: the kernel wakes for each, also where that
-    /// makes nothing ready that was not.
-    shut: (u32, bool),
+    /// How often this side has shut a direction down, whether the peer's has ended, and how often the peer has shut down again what was:
+    /// the kernel wakes for each, also where that makes nothing ready that was not.
+    shut: (u32, bool, u32),
 }
 
 impl Edge {
-    const NONE: Self = Self { head: None, aside: 0, ends: 0, shut: (0, false) };
+    const NONE: Self = Self { head: None, aside: 0, ends: 0, shut: (0, false, 0) };
 
     /// What there is now, but for the ends. To be looked at before readiness: what comes in between is then news once more, and
     /// else would never be.
@@ -82,7 +82,8 @@ impl Edge {
         let head = (!connection.is_behind_tcp(fd)).then(|| segment.incoming().head());
         let own = connection.block.shutdowns.load(Ordering::Relaxed);
         let aside = connection.block.put_aside();
-        Self { head, aside, ends: 0, shut: (own, connection.peer_has_ended()) }
+        let shut = (own, connection.peer_has_ended(), connection.repeated_shutdowns());
+        Self { head, aside, ends: 0, shut }
     }
 
     fn is_news_after(&self, seen: &Self) -> bool {
@@ -175,6 +176,8 @@ impl Member {
             all |= bit::READ;
         }
         now.ends = all & (bit::RDHUP | bit::ALWAYS);
+        // Whoever has been told of a hang-up knows of both ends, whatever brought it.
+        now.shut.1 |= now.ends & bit::HUP != 0;
         let bits = all & (self.asked() | bit::ALWAYS);
         let Some(seen) = self.seen.filter(|_| bits != 0) else { return (bits, Some(now)) };
         let is_news = now.is_news_after(&seen) || tcp & bit::READ != 0 && !self.is_old_end(tcp);
@@ -275,11 +278,12 @@ impl Member {
         let asked = self.asked();
         let kick = if self.kicked { bit::OUT } else { 0 };
         if asked & (bit::READ | bit::WRITE | bit::RDHUP) == 0 {
-            // HUP is reported unasked, and comes with the peer's end: an edge on the socket. Once it is there it stays. Only a bell tells of
-            // the end of a stream whose other direction has ended.
+            // HUP is reported unasked, and comes with the peer's end: an edge on the socket. Once it is there it stays. Only a bell tells
+            // that the one direction ends after the other.
             let edge = if self.kicked { self.events & ET } else { ET };
             let connection = self.connection();
-            let rung = connection.is_unix() || connection.block.has(flag::SHUT_WR);
+            let ended = if connection.is_unix() { flag::SHUT_WR | flag::SHUT_RD } else { flag::SHUT_WR };
+            let rung = connection.block.has(ended);
             return if rung { bit::IN } else { 0 } | bit::RDHUP | edge | kick;
         }
         let mut interest = self.connection().kernel_interest(asked);
