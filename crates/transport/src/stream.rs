@@ -609,9 +609,12 @@ impl Connection {
         }
     }
 
-    /// How often the peer has shut down again what it had shut down.
+    /// Changes whenever the peer shuts down again what was shut down, as it does by closing its socket: an edge on `AF_UNIX`.
     pub fn repeated_shutdowns(&self) -> u32 {
-        self.segment().map_or(0, |segment| segment.incoming().rare.0.repeats.load(Ordering::Acquire))
+        let Some(segment) = self.segment().filter(|_| self.is_unix()) else { return 0 };
+        let ended = segment.incoming().end();
+        let closed = ended & end::CLOSED != 0 || self.block.has(flag::PEER_GONE) && ended & end::DEAF == 0;
+        segment.incoming().rare.0.repeats.load(Ordering::Acquire).wrapping_add(u32::from(closed))
     }
 
     /// Says that this side has shut down both directions, if so. To be called before the kernel is told: an end that comes without
