@@ -288,7 +288,9 @@ impl Connection {
     /// Sends the frame that is owed. The caller holds the send lock.
     #[cold]
     pub(crate) fn pay_down(&self, fd: i32, segment: &Segment) {
-        self.send_all(fd, segment, &down(KNOWS, segment.outgoing().head(), 0));
+        self.send_or_wait(fd, &down(KNOWS, segment.outgoing().head(), 0), || {
+            wait_for(fd, PollFlags::OUT, None);
+        });
         self.block.lower(flag::OWES_DOWN);
     }
 
@@ -369,7 +371,15 @@ impl Connection {
     }
 
     /// Sends `bytes` on TCP, and takes out of the way meanwhile what the peer sends: it may do the same.
-    pub(crate) fn send_all(&self, fd: i32, segment: &Segment, mut bytes: &[u8]) {
+    pub(crate) fn send_all(&self, fd: i32, segment: &Segment, bytes: &[u8]) {
+        self.send_or_wait(fd, bytes, || {
+            self.absorb(fd, segment, false);
+            wait_for(fd, PollFlags::IN | PollFlags::OUT, None);
+        });
+    }
+
+    /// Sends `bytes` on TCP, and `waits` where there is no room.
+    fn send_or_wait(&self, fd: i32, mut bytes: &[u8], waits: impl Fn()) {
         while !bytes.is_empty() {
             // SAFETY: readable for its length.
             let sent = unsafe {
@@ -378,10 +388,7 @@ impl Connection {
             match sent {
                 Ok(count) => bytes = &bytes[count..],
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    self.absorb(fd, segment, false);
-                    wait_for(fd, PollFlags::IN | PollFlags::OUT, None);
-                }
+                Err(Errno::AGAIN) => waits(),
                 Err(errno) => return self.note_error(fd, errno),
             }
         }

@@ -210,6 +210,8 @@ impl Connection {
             && self.block.has(flag::RETURNED)
             && segment.incoming().end() & end::FIN != 0
             && self.side_length() == 0
+            // Else what was unread comes again.
+            && segment.again().drops_side.load(Ordering::Relaxed) == 0
     }
 
     /// What a read of an empty ring means.
