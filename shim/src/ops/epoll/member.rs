@@ -176,8 +176,8 @@ impl Member {
             all |= bit::READ;
         }
         now.ends = all & (bit::RDHUP | bit::ALWAYS);
-        // Whoever has been told of a hang-up knows of both ends, whatever brought it.
-        now.shut.1 |= now.ends & bit::HUP != 0;
+        // Whoever has been told of a reset knows that both ends are over.
+        now.shut.1 |= now.ends & bit::ALWAYS == bit::ALWAYS;
         let bits = all & (self.asked() | bit::ALWAYS);
         let Some(seen) = self.seen.filter(|_| bits != 0) else { return (bits, Some(now)) };
         let is_news = now.is_news_after(&seen) || tcp & bit::READ != 0 && !self.is_old_end(tcp);
