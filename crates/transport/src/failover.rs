@@ -61,8 +61,8 @@ struct Rest {
 enum Next {
     /// Nothing yet.
     Nothing,
-    /// A whole DOWN, which has not been taken: whether the peer knows that this side's bytes have left TCP.
-    Down(bool, Rest),
+    /// A whole DOWN, which has not been taken, with its bits.
+    Down(u8, Rest),
     /// The stream's end, or its error.
     End,
     /// No frame.
@@ -242,9 +242,9 @@ impl Connection {
         if unsure {
             // Where the peer's own bytes have not left TCP, it can't send frames.
             match if seen { self.await_frame(fd) } else { Next::Nothing } {
-                Next::Down(knows, rest) => {
+                Next::Down(bits, rest) => {
                     self.begin_to_skip(fd, segment, rest, Unread::Stays);
-                    switched = knows;
+                    switched = bits & KNOWS != 0;
                 }
                 _ => return self.lose(fd),
             }
@@ -256,7 +256,7 @@ impl Connection {
         if gone || self.left_without_a_word(fd) {
             // A frame would only make it reset the connection.
             self.note_gone(fd);
-        } else if switched && self.can_owe_down(fd, link) {
+        } else if switched && self.can_owe_down(fd, segment, link) {
             block.raise(flag::OWES_DOWN);
             outgoing.tail.0.store(outgoing.head(), Ordering::Release);
         } else if switched {
@@ -272,17 +272,11 @@ impl Connection {
 
     /// Whether the peer has gone back, has ended its stream, and lacks nothing that this side has sent: then it may have closed its socket, and
     /// would answer a frame with a reset. If it has not, it needs the frame only in front of more bytes.
-    fn can_owe_down(&self, fd: i32, link: &Link) -> bool {
-        let mut bytes = [0u8; 64];
-        let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // SAFETY: the buffer is writable for its length.
-        let Ok(count) = (unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), peek) }) else {
-            return false;
-        };
-        let mut behind_bells = bytes[..count].iter().skip_while(|&&byte| byte == BELL);
-        let had_all =
-            behind_bells.next() == Some(&DOWN) && behind_bells.next().is_some_and(|bits| bits & HAD_ALL != 0);
-        had_all && !link.has_posted_late() && tcp::peer_has_closed(fd)
+    fn can_owe_down(&self, fd: i32, segment: &Segment, link: &Link) -> bool {
+        segment.greeting() == Greeting::AwaitsDown
+            && !link.has_posted_late()
+            && tcp::peer_has_closed(fd)
+            && matches!(self.next_frame(fd), Next::Down(bits, _) if bits & HAD_ALL != 0)
     }
 
     /// Sends the frame that is owed. The caller holds the send lock.
@@ -549,7 +543,7 @@ impl Connection {
             if let (0, Some(frame)) = (bells, frame) {
                 let [position, bytes] =
                     [2, 10].map(|at| u64::from_le_bytes(std::array::from_fn(|i| frame[at + i])));
-                return Next::Down(frame[1] & KNOWS != 0, Rest { position, bytes });
+                return Next::Down(frame[1], Rest { position, bytes });
             }
             // SAFETY: as above; they are there, and nobody else reads.
             let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) };

@@ -158,7 +158,7 @@ impl Connection {
             let count = if let Some(Ok(taken)) = &taken { taken.count } else { 0 };
             self.block.set_side_end((stop + count) as u64);
             self.block.absorbing.store(0, Ordering::Release);
-            self.tell_unread(segment);
+            waiting::note_taken(&socket);
             if count == 0 {
                 break;
             }
@@ -217,6 +217,10 @@ impl Side for Socket<'_> {
 
     fn tcp_received(&self) -> &AtomicU64 {
         &self.connection.block.tcp_received
+    }
+
+    fn aside(&self) -> u64 {
+        if self.segment.is_ready() { self.connection.side_length() } else { 0 }
     }
 
     fn is_back(&self) -> bool {

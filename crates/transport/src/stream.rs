@@ -73,7 +73,11 @@ impl Connection {
         self.mend_locked(fd, segment)?;
         self.switch_early(fd, segment);
         let peek = flags & libc::MSG_PEEK != 0;
+        let socket = self.socket(fd, segment);
         let mut total = self.take_side(segment, target, flags);
+        if total > 0 {
+            waiting::note_taken(&socket);
+        }
         if total > 0 && self.tells_senders(fd) {
             // Nobody had asked when they were sent, and what follows has another sender.
             if let Some(control) = target.control() {
@@ -92,7 +96,6 @@ impl Connection {
                 false => Err(Errno::AGAIN),
             };
         }
-        let socket = self.socket(fd, segment);
         while target.left() > 0 && !waiting::is_settled(&socket) {
             match self.take_tcp(&socket, target, flags) {
                 None => break,
@@ -264,17 +267,8 @@ impl Connection {
         }
         if total > 0 && flags & libc::MSG_PEEK == 0 {
             self.block.set_side_start(start);
-            self.tell_unread(segment);
         }
         total
-    }
-
-    /// Tells the peer how many bytes of TCP the program has been given: should this side die, it had not read those that are put aside.
-    pub(crate) fn tell_unread(&self, segment: &Segment) {
-        if segment.is_ready() {
-            let given = self.block.tcp_received.load(Ordering::Relaxed).saturating_sub(self.side_length());
-            segment.outgoing().rare.0.taken.store(given, Ordering::Release);
-        }
     }
 
     /// Receives what still comes over TCP: see [`waiting::take_tcp`]. On `AF_UNIX` with what comes beside the bytes.

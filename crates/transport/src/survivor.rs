@@ -65,7 +65,6 @@ impl Connection {
         let ours = missing.min(left);
         add(&block.tcp_received, ours);
         add(&block.drained, missing - ours);
-        waiting::note_taken(&self.socket(fd, segment));
         let absorbing = block.absorbing.load(Ordering::Relaxed);
         if absorbing != 0 {
             let moved = block.tcp_received.load(Ordering::Relaxed).saturating_sub(absorbing - 1);
@@ -73,7 +72,7 @@ impl Connection {
             block.set_side_end(end.min(SIDE_BYTES as u64));
             block.absorbing.store(0, Ordering::Relaxed);
         }
-        self.tell_unread(segment);
+        waiting::note_taken(&self.socket(fd, segment));
         if segment.incoming().space_armed.0.has_sleepers() {
             self.ring(fd, segment);
         }

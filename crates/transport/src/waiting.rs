@@ -31,6 +31,10 @@ pub(crate) trait Side {
     fn recv_switched(&self) -> &AtomicU32;
     /// Bytes of the application taken from TCP so far; changed under the receive lock.
     fn tcp_received(&self) -> &AtomicU64;
+    /// Those of them that have been put aside, and that the application has not been given, once the peer goes by that.
+    fn aside(&self) -> u64 {
+        0
+    }
     /// Whether both directions have left TCP and gone back: then the words of the segment are of no interest.
     fn is_back(&self) -> bool {
         false
@@ -326,9 +330,10 @@ pub(crate) fn take_tcp(
     None
 }
 
-/// Tells the peer what has been taken from TCP.
+/// Tells the peer what has been taken from TCP: should this side die, the program had read that.
 pub(crate) fn note_taken(side: &impl Side) {
-    side.outgoing().rare.0.taken.store(side.tcp_received().load(Ordering::Relaxed), Ordering::Release);
+    let taken = side.tcp_received().load(Ordering::Relaxed).saturating_sub(side.aside());
+    side.outgoing().rare.0.taken.store(taken, Ordering::Release);
 }
 
 /// Takes `ours` bytes that have been looked at, where others sleep. Bells behind them stay: they may be needed. With

@@ -102,7 +102,7 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
             return Err("a thread of this end waits for nothing");
         }
         // What has been sent may not have come (Nagle's algorithm), and nobody can ask as long as the thread has it.
-        Op::Shutdown { fd, how } if *how != How::Writing && has_some_of_all(model, end, *fd, who) => {
+        Op::Shutdown { fd, how } if *how != How::Writing && has_some_of_all(model, who, *fd) => {
             return Err("a thread of this end waits for more");
         }
         // An end lies behind bytes that buffers did not hold.
@@ -159,7 +159,8 @@ fn lacks_room(flow: &Flow) -> bool {
 }
 
 /// Whether a thread of this end waits in a read for all that it has asked for, and some of that has been sent.
-fn has_some_of_all(model: &Model, end: End, fd: Fd, who: Who) -> bool {
+fn has_some_of_all(model: &Model, who: Who, fd: Fd) -> bool {
+    let end = who.0;
     let Some(index) = model.connection_of(who, fd) else { return false };
     let flow = model.connections[index].flows[end.other() as usize];
     let waits_for_all =
