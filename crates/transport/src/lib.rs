@@ -17,6 +17,8 @@ pub mod control;
 #[cfg(not(loom))]
 mod count;
 #[cfg(not(loom))]
+mod ending;
+#[cfg(not(loom))]
 pub mod environment;
 #[cfg(not(loom))]
 pub mod experience;
