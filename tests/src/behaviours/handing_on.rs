@@ -1,7 +1,7 @@
 //! Connections that leave the library's sight: exec, SCM_RIGHTS, stdio, other listeners.
 
 use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp, with_bytes_put_aside};
-use super::peers::{delay, echo, request_echoes, send_all};
+use super::peers::{MOMENTS, accept_for_a_moment, connect_for_a_moment, echo, request_echoes, send_all};
 use super::switching::{Wait, stream_both_ways, stream_nonblocking};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Leave, Program, Stdio, fork, quietly};
@@ -85,7 +85,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Returned(1), Tally::Returned(1)),
     Behaviour::whole("an_end_at_the_same_moment", goes_back_at_once, ends_at_once, Tally::Unknown)
         .alone(&["unsupported-call"])
-        .tally(Tally::Unknown, Tally::Total(ENDS)),
+        .tally(Tally::Unknown, Tally::Total(MOMENTS)),
     Behaviour::connected("urgent_data_after_the_upgrade", urgent_after, sends_urgent_after)
         .alone(&["oob"])
         .tally(Tally::Returned(1), Tally::Returned(1)),
@@ -418,15 +418,10 @@ fn asks_twice(side: &Side, fd: Fd) {
     side.sync("done");
 }
 
-const ENDS: u64 = 40;
-
 fn goes_back_at_once(side: &Side) {
     let listener = side.listen();
-    for number in 0..ENDS {
-        let fd = side.accept(listener);
-        side.answer_warm_up(fd);
-        side.sync("now");
-        delay(number);
+    for number in 0..MOMENTS {
+        let fd = accept_for_a_moment(side, listener, number);
         calls::set_status(fd, libc::O_RDWR | libc::O_ASYNC).expect("F_SETFL");
         assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
         side.sync("read");
@@ -437,11 +432,8 @@ fn goes_back_at_once(side: &Side) {
 /// The end may come while the other side is on its way back; nothing follows it.
 fn ends_at_once(side: &Side) {
     let destination = side.destination();
-    for number in 0..ENDS {
-        let fd = side.connect_to(destination);
-        side.warm_up(fd);
-        side.sync("now");
-        delay(ENDS - number);
+    for number in 0..MOMENTS {
+        let fd = connect_for_a_moment(side, destination, number);
         calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
         side.sync("read");
         calls::close(fd).expect("close");

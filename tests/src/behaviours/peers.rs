@@ -1,6 +1,7 @@
 //! Other sides that several areas use: they do what the observing side asks for, and nothing else.
 
 use std::fs::OpenOptions;
+use std::net::SocketAddr;
 
 use thallus_transport::arena::{MEMFD_NAME, View, flag};
 
@@ -155,8 +156,28 @@ pub(super) fn ask_for_tcp() {
     }
 }
 
-/// Passes some time, without a call.
-pub(super) fn delay(times: u64) {
+/// Connections by which two sides do something at the same moment, each a little earlier or later than with the one before.
+pub(super) const MOMENTS: u64 = 40;
+
+/// The server's end of connection `number` of [`MOMENTS`], at its moment.
+pub(super) fn accept_for_a_moment(side: &Side, listener: Fd, number: u64) -> Fd {
+    let fd = side.accept(listener);
+    side.answer_warm_up(fd);
+    side.sync("now");
+    delay(number);
+    fd
+}
+
+/// The client's.
+pub(super) fn connect_for_a_moment(side: &Side, destination: SocketAddr, number: u64) -> Fd {
+    let fd = side.connect_to(destination);
+    side.warm_up(fd);
+    side.sync("now");
+    delay(MOMENTS - number);
+    fd
+}
+
+fn delay(times: u64) {
     for _ in 0..times * 100 {
         std::hint::spin_loop();
     }

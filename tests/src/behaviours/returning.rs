@@ -7,7 +7,10 @@ use thallus_transport::reason::Reason;
 
 use super::Behaviour;
 use super::Tally;
-use super::peers::{answer_echoes, ask_for_tcp, delay, echo, own_arenas, request_echoes, send_all};
+use super::peers::{
+    MOMENTS, accept_for_a_moment, answer_echoes, ask_for_tcp, connect_for_a_moment, echo, own_arenas,
+    request_echoes, send_all,
+};
 use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{ARRIVAL, Pattern, Side, receive_exactly, receive_pattern, send_pattern};
@@ -48,10 +51,13 @@ pub(super) const ALL: &[Behaviour] = &[
         "a_child_reads_what_comes_meanwhile",
         forks_at_once,
         sends_at_once,
-        Tally::Upgraded(FORKS),
+        Tally::Upgraded(MOMENTS),
     )
     .alone(&["shared-before-upgrade"])
-    .over_verbs(Tally::Returned(FORKS), Tally::Returned(FORKS)),
+    .over_verbs(Tally::Returned(MOMENTS), Tally::Returned(MOMENTS)),
+    Behaviour::whole("a_client_comes_late", ends_and_closes, comes_after_the_end, Tally::Upgraded(2))
+        .alone(&["shared-before-upgrade"])
+        .over_verbs(Tally::Returned(2), Tally::Returned(2)),
 ];
 
 const LENGTH: usize = 3 << 20;
@@ -213,16 +219,11 @@ fn serves_in_a_child(_side: &Side, fd: Fd) {
     child.wait_for_success();
 }
 
-const FORKS: u64 = 40;
-
 /// What the peer sends while this side forks, and its end, reach the child, though the peer makes no call afterwards.
 fn forks_at_once(side: &Side) {
     let listener = side.listen();
-    for number in 0..FORKS {
-        let fd = side.accept(listener);
-        side.answer_warm_up(fd);
-        side.sync("now");
-        delay(number);
+    for number in 0..MOMENTS {
+        let fd = accept_for_a_moment(side, listener, number);
         let child = fork(Leave::Exit, || {
             assert_eq!(receive_exactly(fd, 10), b"0123456789");
             if number % 2 == 0 {
@@ -241,11 +242,8 @@ const ENDED: i16 = libc::POLLIN | libc::POLLRDHUP;
 
 fn sends_at_once(side: &Side) {
     let destination = side.destination();
-    for number in 0..FORKS {
-        let fd = side.connect_to(destination);
-        side.warm_up(fd);
-        side.sync("now");
-        delay(FORKS - number);
+    for number in 0..MOMENTS {
+        let fd = connect_for_a_moment(side, destination, number);
         assert_eq!(calls::send(fd, b"0123456789", 0), Ok(10));
         if number % 2 == 0 {
             calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
@@ -255,6 +253,40 @@ fn sends_at_once(side: &Side) {
             calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
         }
         assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+        calls::close(fd).expect("close");
+    }
+}
+
+/// Has gone back, because it forks, before the client makes its next call; and has shut down one direction by then, or closed.
+fn ends_and_closes(side: &Side) {
+    let listener = side.listen();
+    for closes in [false, true] {
+        let fd = side.accept(listener);
+        side.answer_warm_up(fd);
+        fork(Leave::Exit, || {}).wait_for_success();
+        if !closes {
+            calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+            side.sync("ended");
+            assert_eq!(receive_exactly(fd, 10), b"0123456789");
+            assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+        }
+        calls::close(fd).expect("close");
+        if closes {
+            side.sync("ended");
+        }
+    }
+}
+
+fn comes_after_the_end(side: &Side) {
+    let destination = side.destination();
+    for closed in [false, true] {
+        let fd = side.connect_to(destination);
+        side.warm_up(fd);
+        side.sync("ended");
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+        if !closed {
+            assert_eq!(calls::send(fd, b"0123456789", 0), Ok(10));
+        }
         calls::close(fd).expect("close");
     }
 }
