@@ -505,7 +505,7 @@ fn forget(word: usize, fd: i32, open: bool) {
                 stats::closed(connection.block);
                 connection.teach();
                 if open && connection.is_active() {
-                    connection.finish(fd, lingers_not(fd));
+                    connection.finish(fd);
                 }
                 slot.last.store(true, Ordering::SeqCst);
             }
@@ -519,13 +519,6 @@ fn forget(word: usize, fd: i32, open: bool) {
         }
         Some(Entry::Epoll(set)) => set.descriptor_closed(fd),
     }
-}
-
-/// Whether `SO_LINGER` with zero time asks for a reset instead of an orderly end.
-fn lingers_not(fd: i32) -> bool {
-    // SAFETY: the caller has not closed the descriptor yet.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    rustix::net::sockopt::socket_linger(fd).is_ok_and(|linger| linger == Some(std::time::Duration::ZERO))
 }
 
 /// A descriptor that is about to be made, counted already.

@@ -80,11 +80,8 @@ impl Connection {
     }
 
     /// Ends this side's use of the segment, before the socket's last descriptor on this host is closed.
-    /// `abort`: the application asked for a reset (`SO_LINGER` with zero time).
-    pub fn finish(&self, fd: i32, abort: bool) {
-        if !abort {
-            self.take_leftover_frames(fd);
-        }
+    pub fn finish(&self, fd: i32) {
+        let abort = tcp::lingers_not(fd);
         self.mend_if_failing(fd);
         let Some(segment) = self.segment() else { return };
         if self.block.has(flag::BELLS_FIRST)
@@ -97,12 +94,8 @@ impl Connection {
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         // Or the peer would leave TCP for a ring that nobody reads. It may have been faster, or this side has refused before.
         let stays = !segment.is_ready() && (segment.refuse() || !segment.is_ready());
-        if (stays || self.has_returned()) && self.has_hidden_bytes(segment) {
-            tcp::set_linger(fd, Some(Duration::ZERO));
-            if self.is_unix() {
-                // It resets nothing for that; the peer's hooks are told.
-                segment.finish(end::FIN | end::CLOSED | end::RESET);
-            }
+        if stays || self.has_returned() {
+            self.end_by_kernel(fd, segment, abort);
         }
         if stays {
             return;
@@ -131,10 +124,26 @@ impl Connection {
         drop(sending);
         // Asked just now: what is left in the ring could not follow later.
         self.mend_if_failing(fd);
+        if segment.link().is_some() && self.has_returned() {
+            return self.end_by_kernel(fd, segment, abort);
+        }
         // To a peer that has closed nothing gets through any more.
         let gone = segment.incoming().end() & end::CLOSED != 0 || tcp::peer_has_closed(fd);
         if let Some(link) = segment.link().filter(|_| !gone) {
             link.finish(segment.incoming());
+        }
+    }
+
+    /// The kernel is about to end this side, and knows neither of bytes that are unread here nor of frames.
+    fn end_by_kernel(&self, fd: i32, segment: &Segment, abort: bool) {
+        if self.has_hidden_bytes(segment) {
+            tcp::set_linger(fd, Some(Duration::ZERO));
+            if self.is_unix() {
+                // It resets nothing for that; the peer's hooks are told.
+                segment.finish(end::FIN | end::CLOSED | end::RESET);
+            }
+        } else if !abort {
+            self.end_before_frames(fd);
         }
     }
 
@@ -166,10 +175,14 @@ impl Connection {
     }
 
     /// The process ends, or becomes another program, without having closed it: what has been posted must arrive first, and the
-    /// peer know that it has. To be called for all connections without, and then with waiting.
-    pub fn settle_fabric(&self, fd: i32, waits: bool) {
+    /// peer know that it has. To be called for all connections without, and then with waiting. `ends`: no other program inherits them.
+    pub fn settle_fabric(&self, fd: i32, ends: bool, waits: bool) {
         let Some(segment) = self.segment() else { return };
-        self.take_leftover_frames(fd);
+        if !ends {
+            self.take_leftover_frames(fd);
+        } else if waits && self.has_returned() && self.block.held_only_by(crate::process::id()) {
+            self.end_by_kernel(fd, segment, tcp::lingers_not(fd));
+        }
         let gone = self.block.has(flag::PEER_GONE) || segment.incoming().end() & end::CLOSED != 0;
         match segment.link().filter(|link| !gone && link.is_usable()) {
             Some(link) if waits => {

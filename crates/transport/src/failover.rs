@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::net::Shutdown;
 
 use crate::arena::{flag, now_ns};
 use crate::connection::Connection;
@@ -38,6 +39,8 @@ const KNOWS: u8 = 1;
 const HAD_ALL: u8 = 2;
 /// How long bytes may be under way between hosts that the peer has sent over TCP before it said so by RDMA.
 const LONGEST_WAY: Duration = Duration::from_secs(10);
+/// How often a side that closes asks whether the peer's kernel has acknowledged all: no event tells of that.
+const ACKNOWLEDGEMENT: Duration = Duration::from_micros(200);
 /// Bytes of that frame.
 pub(crate) const DOWN_BYTES: usize = 18;
 
@@ -270,13 +273,15 @@ impl Connection {
         self.shut_for_good(fd);
     }
 
-    /// Whether the peer has gone back, has ended its stream, and lacks nothing that this side has sent: then it may have closed its socket, and
-    /// would answer a frame with a reset. If it has not, it needs the frame only in front of more bytes.
+    /// Whether the peer has gone back, lacks nothing that this side has sent, and has gone on since: then it may have closed its socket, and
+    /// would answer a frame with a reset, which takes away what it has not got through yet. It needs the frame only in front of more bytes.
     fn can_owe_down(&self, fd: i32, segment: &Segment, link: &Link) -> bool {
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let unread = || tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) });
         segment.greeting() == Greeting::AwaitsDown
             && !link.has_posted_late()
-            && tcp::peer_has_closed(fd)
             && matches!(self.next_frame(fd), Next::Down(bits, _) if bits & HAD_ALL != 0)
+            && (tcp::peer_has_closed(fd) || unread().is_ok_and(|unread| unread > DOWN_BYTES as u64))
     }
 
     /// Sends the frame that is owed. The caller holds the send lock.
@@ -306,7 +311,7 @@ impl Connection {
     /// Nothing can save the connection.
     pub(crate) fn lose(&self, fd: i32) {
         self.block.raise(flag::PEER_GONE | flag::RESET | flag::LOST);
-        tcp::shutdown(fd, rustix::net::Shutdown::Both);
+        tcp::shutdown(fd, Shutdown::Both);
     }
 
     /// Moves what is in the ring to the side buffer, behind what still comes over TCP before it. False if it can't be.
@@ -429,30 +434,55 @@ impl Connection {
 
     /// Waits for the peer's DOWN until `deadline`, and takes what precedes the application's bytes. The caller holds the receive lock.
     pub(crate) fn await_down(&self, fd: i32, segment: &Segment, unread: Unread, deadline: Instant) {
-        while matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips)
-            && !self.take_down_frame(fd, segment, unread)
-            && !self.block.has(flag::LOST)
-        {
-            if !wait_until(fd, deadline) {
+        while !self.has_taken_frames(fd, segment, unread) && wait_until(fd, deadline) {}
+    }
+
+    /// Takes what precedes the application's bytes, as far as it has come. False if more is to come.
+    fn has_taken_frames(&self, fd: i32, segment: &Segment, unread: Unread) -> bool {
+        !matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips)
+            || self.take_down_frame(fd, segment, unread)
+            || self.block.has(flag::LOST)
+    }
+
+    /// Before the kernel closes the last descriptor: it would reset the connection for a frame that is unread, and what is under way to the peer
+    /// would be lost; and the same for one that comes later. So the end of this side's stream goes first, and once the peer's kernel has acknowledged
+    /// it nothing is under way any more: what the peer sent before is here, and what it would send now it keeps ([`Self::can_owe_down`]).
+    /// That is a round trip, for which this process waits briefly, unless it has just done so in vain.
+    pub(crate) fn end_before_frames(&self, fd: i32) {
+        /// When such a wait was last in vain ([`now_ns`]).
+        static IN_VAIN: AtomicU64 = AtomicU64::new(0);
+        let Some(segment) = self.segment() else { return };
+        let Ok(_guard) = self.lock_receiving(fd) else { return };
+        if self.has_taken_frames(fd, segment, Unread::Stays) {
+            return;
+        }
+        tcp::shutdown(fd, Shutdown::Write);
+        let since = now_ns().saturating_sub(IN_VAIN.load(Ordering::Relaxed));
+        let patience = if since < PATIENCE.as_nanos() as u64 { Duration::ZERO } else { SHORT_PATIENCE };
+        let deadline = Instant::now() + patience;
+        loop {
+            // In this order: what was sent before the acknowledgement is here.
+            let has_arrived = tcp::queued(fd) == Some(0);
+            if self.has_taken_frames(fd, segment, Unread::Stays) || has_arrived {
                 return;
             }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            wait_for(fd, PollFlags::IN, Some(left.min(ACKNOWLEDGEMENT)));
+        }
+        if patience > Duration::ZERO {
+            IN_VAIN.store(now_ns(), Ordering::Relaxed);
         }
     }
 
-    /// Before a close: an unread frame would turn the kernel's FIN into a reset, and so would one that comes later. A peer that is in a call
-    /// sends it at once. The others are waited for briefly, unless this process has just done so in vain.
+    /// As [`Self::end_before_frames`], if this side may not end its stream: what has come so far.
     pub(crate) fn take_leftover_frames(&self, fd: i32) {
-        /// When such a wait was last in vain ([`now_ns`]).
-        static IN_VAIN: AtomicU64 = AtomicU64::new(0);
-        let awaits =
-            |segment: &&Segment| matches!(segment.greeting(), Greeting::AwaitsDown | Greeting::Skips);
-        let Some(segment) = self.segment().filter(awaits) else { return };
-        let Ok(_guard) = self.lock_receiving(fd) else { return };
-        let since = now_ns().saturating_sub(IN_VAIN.load(Ordering::Relaxed));
-        let patience = if since < PATIENCE.as_nanos() as u64 { Duration::ZERO } else { SHORT_PATIENCE };
-        self.await_down(fd, segment, Unread::Stays, Instant::now() + patience);
-        if patience > Duration::ZERO && awaits(&segment) {
-            IN_VAIN.store(now_ns(), Ordering::Relaxed);
+        if let Some(segment) = self.segment()
+            && let Ok(_guard) = self.lock_receiving(fd)
+        {
+            self.has_taken_frames(fd, segment, Unread::Stays);
         }
     }
 

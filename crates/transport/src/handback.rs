@@ -521,7 +521,7 @@ impl Connection {
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         let buffer = sockopt::socket_send_buffer_size(socket).unwrap_or(0) as u64;
-        queued(fd).is_some_and(|queued| match self.is_unix() {
+        tcp::queued(fd).is_some_and(|queued| match self.is_unix() {
             // What is queued is told with the kernel's own structures.
             true => bytes.saturating_mul(UNIX_BUFFER_PER_BYTE).saturating_add(queued) <= buffer,
             false => bytes.saturating_add(queued) <= buffer / BUFFER_PER_BYTE,
@@ -535,7 +535,7 @@ impl Connection {
         }
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-        let wanted = (queued(fd).unwrap_or(0) + bytes) * BUFFER_PER_BYTE;
+        let wanted = (tcp::queued(fd).unwrap_or(0) + bytes) * BUFFER_PER_BYTE;
         let _ = sockopt::set_socket_send_buffer_size(socket, usize::try_from(wanted).unwrap_or(usize::MAX));
     }
 
@@ -548,14 +548,6 @@ impl Connection {
             let _ = rustix::net::sockopt::set_tcp_quickack(socket, true);
         }
     }
-}
-
-/// Bytes that the kernel has for sending.
-fn queued(fd: i32) -> Option<u64> {
-    let mut queued = 0i32;
-    // SAFETY: the kernel writes one int.
-    let asked = unsafe { syscalls::syscall!(syscalls::Sysno::ioctl, fd, libc::TIOCOUTQ, &raw mut queued) };
-    asked.ok().and(u64::try_from(queued).ok())
 }
 
 /// The request has been withdrawn.

@@ -81,6 +81,13 @@ pub(crate) fn set_linger(fd: i32, time: Option<Duration>) {
     let _ = rustix::net::sockopt::set_socket_linger(unsafe { BorrowedFd::borrow_raw(fd) }, time);
 }
 
+/// Whether `SO_LINGER` with zero time asks for a reset instead of an orderly end.
+pub(crate) fn lingers_not(fd: i32) -> bool {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let linger = rustix::net::sockopt::socket_linger(unsafe { BorrowedFd::borrow_raw(fd) });
+    linger.is_ok_and(|linger| linger == Some(Duration::ZERO))
+}
+
 /// Waits for some of `events`, no longer than `limit`. False if that fails.
 pub(crate) fn wait_for(fd: i32, events: PollFlags, limit: Option<Duration>) -> bool {
     // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
@@ -156,6 +163,14 @@ fn info(fd: BorrowedFd<'_>) -> Result<Info, Errno> {
 /// Bytes that have arrived and wait to be read (`FIONREAD`).
 pub fn unread(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     rustix::io::ioctl_fionread(fd)
+}
+
+/// What has been sent and the peer's kernel has not acknowledged, its end included (`SIOCOUTQ` of tcp(7)). `None` if the kernel does not say.
+pub(crate) fn queued(fd: i32) -> Option<u64> {
+    let mut queued = 0i32;
+    // SAFETY: the kernel writes one int.
+    let asked = unsafe { syscall!(Sysno::ioctl, fd, libc::TIOCOUTQ, &raw mut queued) };
+    asked.ok().and(u64::try_from(queued).ok())
 }
 
 /// Whether the connection is no more. Its kernel then no longer says whether the peer's FIN is among the bytes received:

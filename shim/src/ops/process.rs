@@ -224,7 +224,7 @@ pub(crate) fn before_exec() -> Vec<&'static Block> {
     if is_stranger {
         return Vec::new();
     }
-    settle_fabrics();
+    settle_fabrics(false);
     errno::keep(|| {
         if stats::has_connections() {
             stats::write(false);
@@ -271,7 +271,7 @@ static WRITTEN: AtomicBool = AtomicBool::new(false);
 /// The process ends now, by `_exit` or at the end of `exit`.
 pub(crate) fn exiting() {
     if !is_stranger() && !WRITTEN.swap(true, Ordering::SeqCst) {
-        settle_fabrics();
+        settle_fabrics(true);
         if !config::is_suspended() {
             errno::keep(|| {
                 table::for_each(|slot, connection, _| {
@@ -283,14 +283,14 @@ pub(crate) fn exiting() {
     }
 }
 
-/// The kernel takes a queue pair from a process that ends, with all that it has not sent yet.
-fn settle_fabrics() {
+/// The kernel takes a queue pair from a process that ends, with all that it has not sent yet. `ends`: no other program follows.
+fn settle_fabrics(ends: bool) {
     if config::may_have_peers() && config::has_peers() {
         errno::keep(|| {
             for waits in [false, true] {
                 table::for_each(|slot, connection, _| {
                     if let Some(fd) = table::descriptor_of(slot) {
-                        connection.settle_fabric(fd, waits);
+                        connection.settle_fabric(fd, ends, waits);
                     }
                 });
             }

@@ -257,7 +257,7 @@ fn sends_at_once(side: &Side) {
     }
 }
 
-/// Has gone back, because it forks, before the client makes its next call; and has shut down one direction by then, or closed.
+/// Has gone back, because it forks, before the client makes its next call; and by then has shut down one direction, or sent much and closed.
 fn ends_and_closes(side: &Side) {
     let listener = side.listen();
     for closes in [false, true] {
@@ -270,6 +270,11 @@ fn ends_and_closes(side: &Side) {
             assert_eq!(receive_exactly(fd, 10), b"0123456789");
             assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
         }
+        if closes {
+            // More than the client's kernel takes, and no more than this side's.
+            calls::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 20).expect("SO_SNDBUF");
+            send_pattern(fd, &mut Pattern::new(33), LATE, LATE);
+        }
         calls::close(fd).expect("close");
         if closes {
             side.sync("ended");
@@ -277,12 +282,17 @@ fn ends_and_closes(side: &Side) {
     }
 }
 
+const LATE: usize = 150_000;
+
 fn comes_after_the_end(side: &Side) {
     let destination = side.destination();
     for closed in [false, true] {
         let fd = side.connect_to(destination);
         side.warm_up(fd);
         side.sync("ended");
+        if closed {
+            receive_pattern(fd, &mut Pattern::new(33), LATE, 10_000);
+        }
         assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
         if !closed {
             assert_eq!(calls::send(fd, b"0123456789", 0), Ok(10));
