@@ -44,6 +44,10 @@ pub(super) struct Member {
     pub(super) deleted: bool,
     /// There is something to report that no bell announced: the kernel is made to report it.
     pub(super) kicked: bool,
+    /// What the kernel had received over TCP before it was made to report it, and as of which the program has been told: until more comes
+    /// the kernel's reports are no edges, but for the changes of its mask.
+    kicked_at: Option<u64>,
+    told: Option<u64>,
     /// The mask and the data that the kernel has.
     pub(super) kernel: (u32, u64),
     /// The kernel is to look once more, even if nothing changes for it: the program has asked anew, and there may be bytes on TCP.
@@ -107,6 +111,8 @@ impl Member {
             spent: false,
             deleted: false,
             kicked: false,
+            kicked_at: None,
+            told: None,
             kernel: (events, data),
             is_stale: false,
             round: 0,
@@ -130,6 +136,7 @@ impl Member {
     pub(super) fn ask(&mut self, events: u32, data: u64) {
         (self.events, self.data) = (events, data);
         (self.spent, self.deleted, self.seen, self.idle_sleeps, self.held) = (false, false, None, 0, 0);
+        (self.kicked_at, self.told) = (None, None);
     }
 
     /// The connection left TCP. What came over TCP the kernel has reported, or still will; nothing has come
@@ -204,6 +211,28 @@ impl Member {
         }
     }
 
+    /// The kernel is about to be made to report it, or needs that no more.
+    pub(super) fn kick(&mut self, due: bool) {
+        if due && !self.kicked && self.events & ET != 0 {
+            self.kicked_at = self.received();
+        }
+        self.kicked = due;
+    }
+
+    /// What of a kernel report beyond memory, `tcp`, is no echo of one that the program has been told of.
+    pub(super) fn without_echo(&self, tcp: u32) -> u32 {
+        let is_echo = tcp == bit::READ && self.told.is_some() && self.told == self.received();
+        if is_echo { 0 } else { tcp }
+    }
+
+    /// Bytes that have come over TCP, as long as the peer's may. `None` if the kernel does not tell.
+    fn received(&self) -> Option<u64> {
+        // SAFETY: registered by the program, and known not to be closed.
+        let socket = unsafe { rustix::fd::BorrowedFd::borrow_raw(self.io) };
+        let counts = (!self.connection().recv_settled()).then(|| tcp::counts(socket))?;
+        counts.ok().map(|counts| counts.received)
+    }
+
     /// Whether the kernel has reported an end, behind which nothing is left to be read: memory may have told of it before.
     fn is_old_end(&self, tcp: u32) -> bool {
         // SAFETY: registered by the program, and known not to be closed.
@@ -237,6 +266,7 @@ impl Member {
         }
         if edge.is_some() {
             self.seen = edge;
+            self.told = self.kicked_at.take().filter(|_| bits & bit::READ != 0);
             // A write that does not fit meanwhile is owed another report; and so is room, if this one can't tell of it.
             self.roomy = lacks.wrapping_sub(u32::from(bits & bit::WRITE == 0));
             let block = self.connection().block;

@@ -559,7 +559,7 @@ impl Members {
             self.hot.retain(|&hot| hot != fd);
         }
         member.arm();
-        member.kicked = member.due(0) != 0;
+        member.kick(member.due(0) != 0);
         if member.kicked {
             member.slot.kicked.store(true, Ordering::Relaxed);
         }

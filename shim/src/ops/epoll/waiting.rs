@@ -410,6 +410,7 @@ impl Members {
             let end = if hidden { ready_in_kernel(member.io, PollFlags::RDHUP) } else { 0 };
             let tcp =
                 connection.observe(member.io, reported | end) | connection.hangup(reported, member.events);
+            let tcp = member.without_echo(tcp);
             let drained = connection.block.drained.load(Ordering::Relaxed) != before;
             let full = told.len() == most;
             if full {
