@@ -86,6 +86,20 @@ impl Connection {
         bits
     }
 
+    /// As [`Self::readiness`], once the connection has gone back to TCP if it has to: until then memory calls it readable, and the program
+    /// might find nothing. The peer may ask for that at any moment.
+    pub fn readiness_when_mended(&self, fd: i32, asked: u32) -> u32 {
+        let mut bits = 0;
+        for _ in 0..2 {
+            let mended = if self.is_failing() { self.mend(fd) } else { Ok(()) };
+            bits = self.readiness(asked);
+            if bits & bit::READ == 0 || mended.is_err() || !self.is_failing() {
+                break;
+            }
+        }
+        bits
+    }
+
     /// What there is for who does not ask for space, in few steps: an event loop asks that of each connection all the time.
     #[inline]
     pub fn glimpse(&self) -> Glimpse {
@@ -302,7 +316,7 @@ impl Connection {
 
     /// The application's readiness, after the kernel reported `events` on the socket.
     pub fn interpret(&self, fd: i32, events: u32) -> u32 {
-        self.observe(fd, events) | self.readiness(bit::WRITE)
+        self.observe(fd, events) | self.readiness_when_mended(fd, bit::WRITE)
     }
 
     /// Takes note of `events` that the kernel reported on the socket. The bits among them that are the application's,

@@ -198,7 +198,7 @@ fn asked(fds: &[pollfd], one: &Polled) -> u32 {
     u32::from(fds[one.index].events.cast_unsigned())
 }
 
-/// The bits of one connection that the program asked for and that hold, as far as memory shows.
+/// The bits of one connection that the program asked for and that hold, as far as memory shows: or it has to be mended first.
 fn wanted(fds: &[pollfd], one: &Polled) -> u32 {
     let asked = asked(fds, one);
     one.call.connection().readiness(asked) & (asked | bit::ALWAYS)
@@ -211,12 +211,9 @@ fn take_stock(fds: &mut [pollfd], polled: &[Polled]) -> i32 {
     }
     let mut ready = 0;
     for one in polled {
-        // Memory calls a connection readable that has to go back to TCP first: the program might find nothing.
-        let connection = one.call.connection();
-        if connection.is_failing() {
-            let _ = connection.mend(fds[one.index].fd);
-        }
-        let bits = wanted(fds, one);
+        let asked = asked(fds, one);
+        let bits =
+            one.call.connection().readiness_when_mended(fds[one.index].fd, asked) & (asked | bit::ALWAYS);
         fds[one.index].revents = (bits as u16).cast_signed();
         ready += i32::from(bits != 0);
     }
@@ -274,7 +271,7 @@ fn merge(fds: &mut [pollfd], polled: &[Polled], kernel: &[pollfd]) -> i32 {
         let asked = asked(fds, one);
         let connection = one.call.connection();
         let bits = if events == 0 {
-            connection.readiness(asked)
+            connection.readiness_when_mended(fds[one.index].fd, asked)
         } else {
             connection.interpret(fds[one.index].fd, events) | connection.hangup(events, asked)
         };

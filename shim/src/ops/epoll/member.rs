@@ -170,15 +170,15 @@ impl Member {
             }
         }
         if connection.is_failing() {
-            // Memory calls it readable until it has gone back to TCP: the program might find nothing.
             let _ = connection.mend(self.io);
         }
         connection.find_the_end(self.io);
         if self.events & ET == 0 {
-            return ((tcp | connection.readiness(self.asked())) & (self.asked() | bit::ALWAYS), None);
+            let bits = tcp | connection.readiness_when_mended(self.io, self.asked());
+            return (bits & (self.asked() | bit::ALWAYS), None);
         }
         let mut now = Edge::of(connection, self.io);
-        let mut all = tcp | connection.readiness(self.asked());
+        let mut all = tcp | connection.readiness_when_mended(self.io, self.asked());
         if connection.is_stirring() {
             all |= bit::READ;
         }

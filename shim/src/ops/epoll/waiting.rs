@@ -427,6 +427,8 @@ impl Members {
             if bits != 0 {
                 told.push((epoll_event { events: bits, u64: member.data }, true));
             }
+            // Its edge has been used up: if there is something after all, once it has been armed, the kernel has to make another.
+            member.is_stale |= nothing && member.kicked;
             let explained = drained || later || bits != 0 || member.spent || member.deleted || member.kicked;
             if explained || ready_in_kernel(member.io, PollFlags::IN | PollFlags::RDHUP) != 0 {
                 stranger = false;
