@@ -296,10 +296,12 @@ impl Connection {
     /// Whether the peer has closed its socket, and no DOWN of its own precedes that.
     fn left_without_a_word(&self, fd: i32) -> bool {
         let mut bytes = [0u8; 64];
+        // Before its bytes are looked at: they, too, may arrive in between.
+        let has_closed = tcp::peer_has_closed(fd);
         let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         // SAFETY: the buffer is writable for its length.
         match unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), peek) } {
-            Ok(count) => tcp::peer_has_closed(fd) && bytes[..count].iter().all(|&byte| byte == BELL),
+            Ok(count) => has_closed && bytes[..count].iter().all(|&byte| byte == BELL),
             Err(Errno::AGAIN | Errno::INTR) => false,
             Err(errno) => {
                 self.note_error(fd, errno);
@@ -357,12 +359,13 @@ impl Connection {
         let longest = if segment.link().is_some() { LONGEST_WAY } else { PATIENCE };
         let deadline = Instant::now() + longest;
         while incoming.rare.0.switched_at.load(Ordering::Acquire) != NOT_SWITCHED && !self.recv_settled() {
+            let is_all = tcp::peer_has_closed(fd);
             self.absorb(fd, segment, false);
             if self.recv_settled() {
                 break;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || tcp::peer_has_closed(fd) || !wait_for(fd, PollFlags::IN, Some(left)) {
+            if left.is_zero() || is_all || !wait_for(fd, PollFlags::IN, Some(left)) {
                 return false;
             }
         }
@@ -553,6 +556,7 @@ impl Connection {
     fn next_frame(&self, fd: i32) -> Next {
         let mut bytes = [0u8; 64];
         loop {
+            let is_all = tcp::peer_has_closed(fd);
             // SAFETY: the buffer is writable for its length.
             let seen = match unsafe {
                 tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_PEEK)
@@ -568,7 +572,7 @@ impl Connection {
             }
             let frame = seen.first_chunk::<DOWN_BYTES>().copied();
             if bells == 0 && frame.is_none() {
-                return if tcp::peer_has_closed(fd) { Next::End } else { Next::Nothing };
+                return if is_all { Next::End } else { Next::Nothing };
             }
             if let (0, Some(frame)) = (bells, frame) {
                 let [position, bytes] =

@@ -322,6 +322,8 @@ impl Connection {
     /// What the first bytes are that have come on TCP, which stay there in `bytes`, too. `None`: there are none yet.
     fn opening(&self, fd: i32, nonce: Option<Nonce>, bytes: &mut [u8; LENGTH]) -> Option<Opening> {
         let Some(seal) = self.seal() else { return Some(Opening::Foreign) };
+        // Before the bytes are looked at: the rest may arrive in between, with the end.
+        let is_all = tcp::peer_has_closed(fd);
         let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         // SAFETY: the buffer is writable for its length.
         match unsafe { tcp::recv(fd, bytes.as_mut_ptr(), LENGTH, peek) } {
@@ -329,7 +331,7 @@ impl Connection {
             // The read itself will tell.
             Ok(0) | Err(_) => Some(Opening::Foreign),
             Ok(count) => match greeting::Greeting::decode(&bytes[..count], seal, nonce) {
-                Opening::Partial if tcp::peer_has_closed(fd) => Some(Opening::Foreign),
+                Opening::Partial if is_all => Some(Opening::Foreign),
                 opening => Some(opening),
             },
         }

@@ -175,7 +175,9 @@ impl Connection {
             Ok(0) => self.note_end(fd),
             // The end may lie behind a bell that had to stay. An orderly one, if the kernel knows of no error.
             Ok(_) if self.peer_has_closed(fd) => {
-                if !(tcp::is_over(fd) && self.look_for_error(fd)) {
+                self.look_for_down(fd);
+                let is_known = || tcp::is_over(fd) && self.look_for_error(fd);
+                if !self.is_before_frame() && !is_known() {
                     self.note_gone(fd);
                 }
             }
@@ -183,6 +185,14 @@ impl Connection {
             Err(errno) => self.note_error(fd, errno),
         }
         self.block.has(flag::PEER_GONE)
+    }
+
+    /// Whether what is unread on TCP, if anything is, may be the frame by which the peer goes back: it tells what to make of the end behind it.
+    pub(crate) fn is_before_frame(&self) -> bool {
+        self.segment().is_some_and(|segment| {
+            let awaits_it = || self.has_returned() && segment.greeting() == Greeting::AwaitsDown;
+            segment.link().is_some() && (segment.has_failed() || awaits_it())
+        })
     }
 
     /// Whether both directions have ended, or the peer has reset the connection: then the kernel's state is `TCP_CLOSE`.

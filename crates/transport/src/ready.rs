@@ -281,7 +281,11 @@ impl Connection {
             if self.recv_settled() {
                 self.peer_is_gone(fd);
             } else if self.peer_has_closed(fd) {
-                self.note_gone(fd);
+                // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+                let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+                if !self.is_before_frame() || tcp::unread(socket) == Ok(0) {
+                    self.note_gone(fd);
+                }
             }
             // The answer to a write after the end, which whoever made it may not have noted yet.
             if self.block.has(flag::VOID) && tcp::is_over(fd) {

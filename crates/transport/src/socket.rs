@@ -73,7 +73,10 @@ impl Connection {
         // SAFETY: one readable byte.
         let sent = unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
         if !matches!(sent, Ok(_) | Err(Errno::AGAIN)) && !self.has_told_kernel(fd) {
-            self.note_gone(fd);
+            self.look_for_down(fd);
+            if !self.is_before_frame() {
+                self.note_gone(fd);
+            }
         }
         sent.is_ok()
     }
