@@ -42,9 +42,6 @@ RANDOM = re.compile(r"#\d+|(?<=x = )\d+")
 class Redis(Suite):
     name = "redis"
     known = {
-        # They send on one connection and then on another, without an answer in between.
-        r"unit/type/stream-cgroups: (Blocking XREAD.*|\(the run\))": "order between connections",
-        r"unit/pubsub(shard)?: (.* after P?UNSUBSCRIBE without arguments|\(the run\))": "order between connections",
         # Each second between two attempts of a replica brings more writes than the backlog of a megabyte holds.
         r"integration/psync2: (.*total sum of full synchronizations.*|\(the run\))": "the load is some times that over TCP",
     }

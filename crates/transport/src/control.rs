@@ -1,9 +1,9 @@
 //! One direction's control words in the segment that both peers map.
 //!
 //! ```text
-//!    0  head          producer   bytes ever put in
+//!    0  head          producer   bytes ever put in, and when (crate::arrival)
 //!  128  tail          consumer   bytes ever taken out
-//!  256  data_armed    consumer   how often it asked to be woken for data, how many sleep
+//!  256  data_armed    consumer   how often it asked to be woken for data, how many sleep, whether it asks for times
 //!  384  space_armed   producer   the same for space
 //!  512  rare words    producer   switch, end of stream, windows
 //!  640  rung words    both       doorbells sent
@@ -21,6 +21,7 @@
 //! stream advances the sequence first, so that the next publish rings again for those who sleep on.
 //! The pairs: the fence in [`Armed::arm`] with the one in [`Control::publish`] (one of the two sees the other).
 
+use crate::arrival::Marks;
 use crate::ring::CLASSES;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -29,11 +30,16 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 #[repr(C, align(128))]
 pub struct Line<T>(pub T);
 
-/// `u32 sequence | u16 listeners | u16 sleepers`, written by the side that sleeps. Listeners are those of the sleepers whom a chime wakes,
-/// too ([`crate::waiting::ring`]).
+/// What a side that sleeps has asked the other for.
 #[derive(Debug)]
-#[repr(transparent)]
-pub struct Armed(AtomicU64);
+#[repr(C)]
+pub struct Armed {
+    /// `u32 sequence | u16 listeners | u16 sleepers`. Listeners are those of the sleepers whom a chime wakes, too
+    /// ([`crate::waiting::ring`]).
+    word: AtomicU64,
+    /// Not 0 if it wants to know when bytes came ([`crate::arrival`]). No model asks for that.
+    times: std::sync::atomic::AtomicU32,
+}
 
 const STEP: u64 = 1 << 32;
 const LISTENER: u64 = 1 << 16;
@@ -48,16 +54,30 @@ pub enum Wakes {
 }
 
 impl Armed {
+    #[cfg(test)]
+    fn new() -> Self {
+        Self { word: AtomicU64::new(0), times: std::sync::atomic::AtomicU32::new(0) }
+    }
+
+    /// Consumer: wants to know when bytes come from now on.
+    pub fn ask_for_times(&self) {
+        self.times.store(1, Ordering::Relaxed);
+    }
+
+    fn wants_times(&self) -> bool {
+        self.times.load(Ordering::Relaxed) != 0
+    }
+
     /// Announces one more sleeper. It must look at the ring again before it sleeps, and [`Self::disarm`]
     /// afterwards.
     pub fn arm(&self, wakes: Wakes) {
-        self.0.fetch_add(STEP + wakes as u64, Ordering::SeqCst);
+        self.word.fetch_add(STEP + wakes as u64, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// One sleeper less, of those that are armed so.
     pub fn disarm(&self, wakes: Wakes) {
-        self.0.fetch_sub(wakes as u64, Ordering::SeqCst);
+        self.word.fetch_sub(wakes as u64, Ordering::SeqCst);
     }
 
     /// How many sleep, and how many of these listen for chimes.
@@ -69,13 +89,13 @@ impl Armed {
     /// Makes the next publish ring again, for the sleepers that stay, before bells are taken away. The
     /// caller must look at the ring after this and leave the bells where they are if it is not empty.
     pub fn renew(&self) {
-        self.0.fetch_add(STEP, Ordering::SeqCst);
+        self.word.fetch_add(STEP, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Whether anyone sleeps.
     pub fn has_sleepers(&self) -> bool {
-        self.0.load(Ordering::Relaxed) as u32 != 0
+        self.word.load(Ordering::Relaxed) as u32 != 0
     }
 
     /// To be called after a publish and a full fence: whether it has to ring. `rung_for` remembers for
@@ -86,7 +106,7 @@ impl Armed {
 
     /// The word itself.
     pub(crate) fn word(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.word.load(Ordering::Relaxed)
     }
 }
 
@@ -175,11 +195,21 @@ pub struct Rung {
     pub aside: AtomicU64,
 }
 
+/// How far a direction has been filled.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Head {
+    /// Bytes ever put in.
+    pub(crate) position: AtomicU64,
+    /// When the last of them were.
+    pub(crate) marks: Marks,
+}
+
 /// The control words of one direction.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Control {
-    pub(crate) head: Line<AtomicU64>,
+    pub(crate) head: Line<Head>,
     pub(crate) tail: Line<AtomicU64>,
     /// The consumer's sleepers.
     pub data_armed: Line<Armed>,
@@ -195,6 +225,7 @@ pub struct Control {
 const _: () = {
     assert!(size_of::<Control>() == 768);
     assert!(std::mem::offset_of!(Control, rung) == 640);
+    assert!(size_of::<Head>() <= 64);
 };
 
 impl Control {
@@ -203,10 +234,10 @@ impl Control {
     pub(crate) fn new() -> Self {
         let zero = |_| AtomicU64::new(0);
         let control = Self {
-            head: Line(AtomicU64::new(0)),
+            head: Line(Head { position: AtomicU64::new(0), marks: Marks::default() }),
             tail: Line(AtomicU64::new(0)),
-            data_armed: Line(Armed(AtomicU64::new(0))),
-            space_armed: Line(Armed(AtomicU64::new(0))),
+            data_armed: Line(Armed::new()),
+            space_armed: Line(Armed::new()),
             rare: Line(Rare {
                 switched_at: AtomicU64::new(0),
                 window_start: std::array::from_fn(zero),
@@ -239,7 +270,7 @@ impl Control {
 
     /// Bytes put in and not taken out, as the two words say; may be nonsense if the peer lies.
     pub fn used(&self) -> u64 {
-        self.head.0.load(Ordering::Acquire).wrapping_sub(self.tail.0.load(Ordering::Acquire))
+        self.head.0.position.load(Ordering::Acquire).wrapping_sub(self.tail.0.load(Ordering::Acquire))
     }
 
     /// Whether there is anything to take.
@@ -269,7 +300,13 @@ impl Control {
 
     /// Bytes ever put in.
     pub fn head(&self) -> u64 {
-        self.head.0.load(Ordering::Acquire)
+        self.head.0.position.load(Ordering::Acquire)
+    }
+
+    /// Consumer: when what is there to be taken came, or the end, if there is either ([`crate::arrival::now`]). 0 if it was not asked for
+    /// in time.
+    pub fn came_at(&self) -> u64 {
+        self.head.0.marks.of(self.tail())
     }
 
     /// The bits of [`end`] that the producer has set.
@@ -277,8 +314,16 @@ impl Control {
         self.rare.0.end.load(Ordering::Acquire)
     }
 
+    /// Producer: something is about to be made visible, behind what has been.
+    fn note_time(&self) {
+        if self.data_armed.0.wants_times() {
+            self.head.0.marks.note(self.head.0.position.load(Ordering::Relaxed));
+        }
+    }
+
     /// Producer: sets bits of [`end`]. True if a sleeper has to be rung for.
     pub fn finish(&self, bits: u32) -> bool {
+        self.note_time();
         self.rare.0.end.fetch_or(bits, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         self.data_armed.0.claim_bell(&self.rung.0.data_for)
@@ -286,7 +331,8 @@ impl Control {
 
     /// Producer: makes everything up to `head` visible. True if a sleeper has to be rung for.
     pub(crate) fn publish(&self, head: u64) -> bool {
-        self.head.0.store(head, Ordering::Release);
+        self.note_time();
+        self.head.0.position.store(head, Ordering::Release);
         fence(Ordering::SeqCst);
         self.data_armed.0.claim_bell(&self.rung.0.data_for)
     }

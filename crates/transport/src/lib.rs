@@ -6,6 +6,7 @@
 //! [`greeting`] on the TCP connection itself.
 
 pub mod arena;
+pub mod arrival;
 pub mod buffers;
 #[cfg(not(loom))]
 pub mod chime;

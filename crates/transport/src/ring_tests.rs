@@ -201,7 +201,7 @@ let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::
     fn control_words_full_of_lies_never_reach_outside(words in prop::array::uniform8(any::<u64>()), near in any::<bool>()) {
         let (control, memory) = (Control::new(), Heap::all_populated());
         let mask = if near { (1 << 24) - 1 } else { u64::MAX };
-        control.head.0.store(words[0] & mask, Ordering::Relaxed);
+        control.head.0.position.store(words[0] & mask, Ordering::Relaxed);
         control.tail.0.store(words[1] & mask, Ordering::Relaxed);
         for (start, word) in control.rare.0.window_start.iter().zip(&words[2..]) {
             start.store(word & mask, Ordering::Relaxed);

@@ -75,8 +75,7 @@ pub(super) const ALL: &[Behaviour] = &[
         reports_in_order,
         sends_on_five_from_the_last,
         Tally::Upgraded(5),
-    )
-    .limitation("**Order between connections**"),
+    ),
 ];
 
 /// How a server registers its connections.

@@ -55,6 +55,8 @@ pub(super) struct Connection {
     pub(super) shut: [[bool; 2]; 2],
     /// It has exchanged so much before the first step that both ends have left TCP, if they ever do.
     pub(super) warm: bool,
+    /// It has been given back to the kernel's socket, if it had left that.
+    pub(super) came_back: bool,
     /// An end has closed it with bytes unread, or asked for a reset.
     pub(super) reset: bool,
     /// Which edges an epoll set has reported is not known to be the same.
@@ -74,6 +76,8 @@ pub(super) struct Model {
     pub(super) sets: u32,
     /// Those in which room has been asked for by edges.
     pub(super) tell_of_room: BTreeSet<u32>,
+    /// Those that have been polled.
+    pub(super) polled: BTreeSet<u32>,
 }
 
 /// A process: its end, and its place among those of the end.

@@ -93,6 +93,10 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         Op::Wait { set } if in_thread && model.is_unix && tells_of_room(model, who, *set) => {
             return Err("what the other end reads wakes it");
         }
+        // docs/limitations.md: bytes that another thread has read by then.
+        Op::Wait { set } if in_thread && tells_of_room(model, who, *set) && is_polled(model, who, *set) => {
+            return Err("an edge may tell of room again");
+        }
         Op::Wait { .. } => {}
         _ if in_thread => return Err("it never waits"),
         // docs/limitations.md: what happens to the other direction does not end a read of nothing.
@@ -171,6 +175,11 @@ fn has_some_of_all(model: &Model, who: Who, fd: Fd) -> bool {
 fn tells_of_room(model: &Model, who: Who, set: Fd) -> bool {
     let kind = model.actor(who).fds.get(&set);
     matches!(kind, Some(Kind::Set(set)) if model.tell_of_room.contains(set))
+}
+
+fn is_polled(model: &Model, who: Who, set: Fd) -> bool {
+    let kind = model.actor(who).fds.get(&set);
+    matches!(kind, Some(Kind::Set(set)) if model.polled.contains(set))
 }
 
 fn is_awaited_after_both_shuts(model: &Model, who: Who) -> bool {

@@ -260,6 +260,11 @@ impl Run {
     /// What is compared of an answer; and what it changes is noted.
     fn note_outcome(&mut self, who: Who, op: &Op, reply: &Reply) -> String {
         let line = show(&self.model, who, op, reply);
+        if let Op::Splice { fd, .. } | Op::Shutdown { fd, how: How::Reading } = op
+            && let Some(index) = self.model.connection_of(who, *fd)
+        {
+            self.model.connections[index].came_back = true;
+        }
         if reply.error != 0 || reply.waits {
             return line;
         }
@@ -314,6 +319,13 @@ impl Run {
                 if let Some(connection) = connection_of(&self.model, *fd) {
                     self.model.connections[connection].nonblocking[end] = *on;
                 }
+            }
+            Op::Poll { .. } => {
+                let all = self.model.actor(who).fds.values();
+                let sets: Vec<u32> = all
+                    .filter_map(|kind| if let Kind::Set(set) = kind { Some(*set) } else { None })
+                    .collect();
+                self.model.polled.extend(sets);
             }
             Op::NewSet => {
                 self.model.sets += 1;
@@ -475,6 +487,7 @@ impl Run {
         let is_unix = self.model.is_unix;
         for end in End::BOTH {
             let closed = self.model.holder(end, index).is_none();
+            let fills = !is_unix && self.model.fills_a_buffer(end.other(), index);
             let connection = &mut self.model.connections[index];
             if closed && !connection.closed[end as usize] {
                 let incoming = connection.flows[end.other() as usize];
@@ -482,8 +495,13 @@ impl Run {
                 connection.flows[end as usize].ended = true;
                 connection.flows[end.other() as usize].ended |= is_unix;
                 connection.reset |= incoming.unread() > 0 || connection.resets_at_close[end as usize];
+                // What Nagle's algorithm holds back is lost by a reset, and nobody can ask as long as a thread has the rest.
+                let is_held_back = fills && connection.flows[end as usize].unread() > 0;
+                // docs/limitations.md: what was put aside to go back to the kernel's socket makes no reset.
+                connection.wild |= is_unix && connection.came_back && incoming.unread() > 0;
                 // Whether all has been read depends on timing.
-                connection.wild |= incoming.loose || connection.reset && connection.flows[end as usize].loose;
+                connection.wild |= incoming.loose
+                    || connection.reset && (connection.flows[end as usize].loose || is_held_back);
             }
         }
         let ended = |connection: &Connection| connection.flows.map(|flow| flow.ended);

@@ -161,7 +161,7 @@ impl Receiver {
 
     fn note(&self, written: &Written) {
         self.incoming.rung.0.count.fetch_max(written.bells, Ordering::AcqRel);
-        self.incoming.head.0.fetch_max(written.messages, Ordering::AcqRel);
+        self.incoming.head.0.position.fetch_max(written.messages, Ordering::AcqRel);
     }
 
     /// As its namesake in `verbs::link`, behind a WRITE and the READ of what has been posted.

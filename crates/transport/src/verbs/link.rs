@@ -349,7 +349,7 @@ impl Link {
         if bytes == 0 {
             return Ok(Pushed::default());
         }
-        control.head.0.store(control.head() + bytes, Ordering::Release);
+        control.head.0.position.store(control.head() + bytes, Ordering::Release);
         let broken = self.promise.after_a_message(|| self.board().bells.read().map(|words| words[1]));
         if broken == Broken::AtTheEnd {
             self.give_last_word(|| false);

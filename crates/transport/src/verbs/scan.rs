@@ -125,6 +125,6 @@ impl Scan {
 
 fn raise(control: &Control, head: u64) {
     if control.head() < head {
-        control.head.0.fetch_max(head, Ordering::AcqRel);
+        control.head.0.position.fetch_max(head, Ordering::AcqRel);
     }
 }

@@ -95,6 +95,8 @@ pub(super) struct Members {
     /// Descriptors that the kernel has with the same `epoll_data`: its reports name only that.
     by_data: HashMap<u64, Named, BuildHasherDefault<Number>>,
     pub(super) hot: Vec<i32>,
+    /// The last look at them found as many as it could take.
+    pub(super) is_crowded: bool,
     /// Registrations whose connections have memory to give back, and when they are to be looked at.
     grown: VecDeque<(Instant, i32)>,
     /// What is no member yet, by its descriptor.
@@ -552,6 +554,15 @@ impl Members {
             if !member.hot {
                 member.hot = true;
                 self.hot.push(fd);
+                // Among several the order counts.
+                if let [first, second, others @ ..] = &self.hot[..] {
+                    let new = if others.is_empty() { &[*first, *second][..] } else { &[fd][..] };
+                    for fd in new {
+                        if let Some(member) = self.by_fd.get_mut(fd) {
+                            member.ask_for_times();
+                        }
+                    }
+                }
             }
             return;
         }

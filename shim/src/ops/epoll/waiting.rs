@@ -9,12 +9,13 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
+use thallus_transport::arrival;
 use thallus_transport::control::Wakes;
 use thallus_transport::ready::bit;
 use thallus_transport::spin::{Spin, no_spin, spin_for};
 
 use super::ear::Ear;
-use super::member::ONESHOT;
+use super::member::{Member, ONESHOT};
 use super::set::{Members, SLEEPING, Set};
 use crate::cancel::point;
 use crate::ops::poll::{Glances, remaining, to_timespec};
@@ -145,47 +146,54 @@ impl Set {
         }
     }
 
-    /// Reports what the rings of the hot registrations show, except what round `round` has reported already. `spun`: a spin
-    /// has found it.
+    /// Reports what the rings of the hot registrations show, except what round `round` has reported already, in the order in which it
+    /// came. `spun`: a spin has found it.
     fn collect(&'static self, events: &mut [epoll_event], round: u32, spun: bool) -> usize {
         let Some(mut members) = self.lock() else { return 0 };
-        let mut count = 0;
-        let (mut spent, mut idle) = (Vec::new(), SmallVec::<[usize; 16]>::new());
-        let Members { by_fd, hot, .. } = &mut *members;
+        let Members { by_fd, hot, is_crowded, .. } = &mut *members;
         let many = hot.len() > FEW;
         let enough = (VAIN_LOOKS[0] / hot.len().max(1)).max(VAIN_LOOKS[1]);
         let most = hot.len().div_ceil(COOLED_AT_ONCE);
         let mut looked_at = hot.len();
+        let mut idle = SmallVec::<[i32; 16]>::new();
+        let mut found = Found::new(events, hot.len() > 1, spun);
+        if found.events.len() < hot.len() && (found.events.len() == 1 || *is_crowded) {
+            // Not all are likely to be reported.
+            hot.sort_by_cached_key(|fd| by_fd.get_mut(fd).map_or(u64::MAX, |member| member.turn()));
+        }
         for (index, &fd) in hot.iter().enumerate() {
-            if count == events.len() {
+            if found.is_full() {
                 looked_at = index;
                 break;
             }
             let Some(member) = by_fd.get_mut(&fd).filter(|member| member.round != round) else { continue };
-            let bits = member.report(0, round);
-            if bits != 0 {
-                events[count] = epoll_event { events: bits, u64: member.data };
-                count += 1;
-                if spun {
-                    member.connection().block.spin_hits.fetch_add(1, Ordering::Relaxed);
-                }
-                if member.spent {
-                    spent.push(fd);
-                }
-            } else if many && member.has_idled(enough) && idle.len() < most {
-                idle.push(index);
+            if !found.take(member, fd, index, round) && many && member.has_idled(enough) && idle.len() < most
+            {
+                idle.push(fd);
             }
         }
-        // From behind, so that the numbers of the others stay.
-        for index in idle.into_iter().rev() {
-            let fd = members.hot.swap_remove(index);
+        // What came while this thread looked may have come after what has come to a ring at which it had looked before.
+        if let Some((latest, place)) = found.latest {
+            for (index, &fd) in hot[..place].iter().enumerate() {
+                let Some(member) = by_fd.get_mut(&fd).filter(|member| member.round != round) else {
+                    continue;
+                };
+                if !found.is_full() && member.has_come_before(latest) {
+                    found.take(member, fd, index, round);
+                }
+            }
+        }
+        *is_crowded = found.is_full();
+        found.bring_in_order(hot, looked_at);
+        let (count, spent) = (found.places.len(), found.spent);
+        if !idle.is_empty() {
+            hot.retain(|fd| !idle.contains(fd));
+        }
+        for fd in idle {
             if members.sync(self, fd) && !members.cool(fd) {
                 members.hot.push(fd);
             }
         }
-        // Whoever was not reached comes first next time.
-        let looked_at = looked_at.min(members.hot.len());
-        members.hot.rotate_left(looked_at);
         for fd in spent {
             members.sync(self, fd);
         }
@@ -370,6 +378,113 @@ impl Set {
             kept += 1;
         }
         (kept, own)
+    }
+}
+
+/// What a look at memory has found.
+#[derive(Debug)]
+struct Found<'events> {
+    events: &'events mut [epoll_event],
+    /// The turn of each event, and its registration's place among the hot.
+    places: SmallVec<[(u64, usize); 16]>,
+    /// The events are in the order of their turns.
+    is_sorted: bool,
+    /// Their registrations are neighbours among the hot, in the same order.
+    is_run: bool,
+    /// When the look began ([`arrival::now`]); 0 if it is at one ring, which has no order.
+    begun: u64,
+    /// When the last came of those that have come since then, and its place.
+    latest: Option<(u64, usize)>,
+    /// One-shot registrations.
+    spent: SmallVec<[i32; 4]>,
+    /// A spin has found it.
+    spun: bool,
+}
+
+impl<'events> Found<'events> {
+    fn new(events: &'events mut [epoll_event], several: bool, spun: bool) -> Self {
+        Self {
+            events,
+            places: SmallVec::new(),
+            is_sorted: true,
+            is_run: true,
+            begun: if several { arrival::now() } else { 0 },
+            latest: None,
+            spent: SmallVec::new(),
+            spun,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.places.len() == self.events.len()
+    }
+
+    /// Takes what `member` has to report in wait number `round`, which is registered as `fd` and the hot one at `index`. False if it has
+    /// nothing.
+    #[inline]
+    fn take(&mut self, member: &mut Member, fd: i32, index: usize, round: u32) -> bool {
+        let bits = member.report(0, round);
+        if bits != 0 {
+            self.note(member, fd, index, bits);
+        }
+        bits != 0
+    }
+
+    #[inline(never)]
+    fn note(&mut self, member: &mut Member, fd: i32, index: usize, bits: u32) {
+        let mut turn = 0;
+        if self.begun != 0 {
+            let came = member.came_at();
+            if came > self.begun {
+                self.latest = self.latest.max(Some((came, index)));
+            }
+            turn = member.takes_its_turn(came, self.begun);
+            self.is_sorted &= self.places.last().is_none_or(|&(last, _)| last <= turn);
+        }
+        let count = self.places.len();
+        self.is_run &= self.places.last().is_none_or(|&(_, last)| last + 1 == index);
+        self.events[count] = epoll_event { events: bits, u64: member.data };
+        self.places.push((turn, index));
+        if self.spun {
+            member.connection().block.spin_hits.fetch_add(1, Ordering::Relaxed);
+        }
+        if member.spent {
+            self.spent.push(fd);
+        }
+    }
+
+    /// Sorts the events by their turns, and brings to the front of the `hot` registrations who was not reached, behind the first `looked_at`,
+    /// and to the end who is reported: in the order in which they are served, and so, most likely, will come again.
+    fn bring_in_order(&mut self, hot: &mut Vec<i32>, looked_at: usize) {
+        let count = self.places.len();
+        let first = self.places.first().map_or(0, |&(_, first)| first);
+        if self.is_sorted && self.is_run {
+            if first == 0 && (count == looked_at || looked_at == hot.len()) {
+                hot.rotate_left(count);
+                return;
+            }
+            if first + count == hot.len() {
+                return;
+            }
+        }
+        let mut ordered = SmallVec::<[(u64, usize, epoll_event); 16]>::new();
+        ordered.extend(
+            self.places.iter().zip(&*self.events).map(|(&(turn, place), &event)| (turn, place, event)),
+        );
+        ordered.sort_by_key(|&(turn, ..)| turn);
+        let order: SmallVec<[i32; 16]> = ordered.iter().map(|&(_, place, _)| hot[place]).collect();
+        for (to, &(.., event)) in self.events.iter_mut().zip(&ordered) {
+            *to = event;
+        }
+        self.places.sort_unstable_by_key(|&(_, place)| place);
+        let (mut taken, mut place) = (self.places.iter().peekable(), 0);
+        hot.retain(|_| {
+            let stays = taken.next_if(|&&(_, taken)| taken == place).is_none();
+            place += 1;
+            stays
+        });
+        hot.rotate_left(looked_at - count);
+        hot.extend(order);
     }
 }
 
