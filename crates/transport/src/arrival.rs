@@ -1,6 +1,6 @@
 //! When the bytes that wait in a ring were put there: an event loop with several rings takes them in this order, as the kernel has its
 //! ready list in the order of arrival (epoll_wait(2); `ep_poll_callback` of fs/eventpoll.c). Producers note the times for consumers that
-//! have asked for it ([`crate::control::Armed::ask_for_times`]): reading the clock takes as long as a tenth of a message.
+//! have asked for it ([`crate::control::Armed::ask_for_times`]): reading the clock, and the cache line that is written, take up to a tenth of an exchange of small messages.
 //!
 //! Nothing depends on it but the order of reports. So the words may contradict each other while they are written, and a peer that lies
 //! is reported earlier or later.
