@@ -225,6 +225,14 @@ pub fn epoll_wait(epfd: Fd, max: usize, timeout: c_int) -> Outcome<Vec<Ready>> {
     })
 }
 
+/// epoll_wait(2): the `epoll_data` of what it reports, in the order in which it does. Not noted.
+pub fn epoll_wait_in_order(epfd: Fd, max: usize, timeout: c_int) -> Outcome<Vec<u64>> {
+    let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; max];
+    // SAFETY: there is room for `max` events.
+    let ret = unsafe { libc::epoll_wait(epfd, events.as_mut_ptr(), max as c_int, timeout) };
+    Errno::check(ret as isize).map(|count| events[..count].iter().map(|event| event.u64).collect())
+}
+
 /// epoll_pwait(2)
 pub fn epoll_pwait(epfd: Fd, max: usize, timeout: c_int, mask: Option<&SignalSet>) -> Outcome<Vec<Ready>> {
     epoll_waited("epoll_pwait", epfd, max, &timeout.to_string(), |events, max| {

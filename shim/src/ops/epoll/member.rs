@@ -55,9 +55,7 @@ pub(super) struct Member {
     /// The wait that reported it last.
     pub(super) round: u32,
     /// When a look began that reported it, beside others ([`thallus_transport::arrival::now`]).
-    reported_at: u64,
-    /// The peer has been asked to note when bytes come.
-    has_times: bool,
+    pub(super) reported_at: u64,
     /// What the kernel has reported beyond what memory shows, when there was no place to tell of it.
     pub(super) held: u32,
     seen: Option<Edge>,
@@ -121,7 +119,6 @@ impl Member {
             is_stale: false,
             round: 0,
             reported_at: 0,
-            has_times: false,
             held: 0,
             seen: None,
             roomy: 0,
@@ -156,39 +153,29 @@ impl Member {
         self.roomy = block.lacks().wrapping_sub(u32::from(owed));
     }
 
-    /// When what there is to read came, if there is anything ([`thallus_transport::arrival::now`]); 0 if nobody knows.
-    pub(super) fn came_at(&mut self) -> u64 {
-        let Some(segment) = self.connection().segment() else { return 0 };
-        let came = segment.incoming().came_at();
-        self.ask_for_times();
-        came
-    }
-
     /// Makes the peer note when bytes come.
-    pub(super) fn ask_for_times(&mut self) {
-        if !self.has_times
-            && let Some(segment) = self.connection().segment()
-        {
+    pub(super) fn ask_for_times(&self) {
+        if let Some(segment) = self.connection().segment() {
             segment.incoming().data_armed.0.ask_for_times();
-            self.has_times = true;
         }
     }
 
-    /// Its turn, were it reported now; as late as can be if there is nothing to report.
-    pub(super) fn turn(&mut self) -> u64 {
-        if self.due(0) == 0 { u64::MAX } else { self.came_at().max(self.reported_at) }
+    /// When what there is to read came, if there is anything ([`thallus_transport::arrival::now`]); 0 if nobody knows.
+    pub(super) fn came_at(&self) -> u64 {
+        self.connection().segment().map_or(0, |segment| segment.incoming().came_at())
     }
 
     /// Whether there is something to read that came before `then`.
-    pub(super) fn has_come_before(&mut self, then: u64) -> bool {
-        self.came_at() < then
-            && self.connection().segment().is_some_and(|segment| segment.incoming().has_more())
+    pub(super) fn has_come_before(&self, then: u64) -> bool {
+        // In this order: what comes in between would seem to have come when what was there before it did.
+        self.connection().segment().is_some_and(|segment| segment.incoming().has_more())
+            && self.came_at() < then
     }
 
-    /// Its place among those that a look reports which has `begun`, and found in it what `came` then: as in the kernel's ready list, it is behind
-    /// those that came meanwhile if it was reported before, and what is there has been left by the program.
-    pub(super) fn takes_its_turn(&mut self, came: u64, begun: u64) -> u64 {
-        came.max(std::mem::replace(&mut self.reported_at, begun))
+    /// Its place among those that are reported: as in the kernel's ready list, who has been reported, and has left what was there, is behind those
+    /// that came meanwhile.
+    pub(super) fn turn(&self) -> u64 {
+        self.came_at().max(self.reported_at)
     }
 
     /// The events that are due, if any. `tcp`: what the kernel has just reported beyond what memory shows.

@@ -554,14 +554,14 @@ impl Members {
             if !member.hot {
                 member.hot = true;
                 self.hot.push(fd);
-                // Among several the order counts.
-                if let [first, second, others @ ..] = &self.hot[..] {
-                    let new = if others.is_empty() { &[*first, *second][..] } else { &[fd][..] };
-                    for fd in new {
-                        if let Some(member) = self.by_fd.get_mut(fd) {
-                            member.ask_for_times();
-                        }
-                    }
+                // Who is alone has no order.
+                let new = match self.hot.len() {
+                    1 => 1,
+                    2 => 0,
+                    count => count - 1,
+                };
+                for member in self.hot[new..].iter().filter_map(|fd| self.by_fd.get(fd)) {
+                    member.ask_for_times();
                 }
             }
             return;
@@ -665,6 +665,7 @@ impl Quiet {
                     member.hot = true;
                     hot.push(fd);
                 }
+                member.ask_for_times();
             }
         }
     }

@@ -65,7 +65,8 @@ pub(crate) fn wait(
         let (got, kept) = if let Some(turns) = set.rest() {
             let got = ask(events, left);
             let plain = set.is_undisturbed(turns);
-            let kept = got.map(|got| if plain { got } else { set.sort_out(events, got, false).0 });
+            let kept =
+                got.map(|got| if plain { got } else { set.sort_out(events, got, set.last_round(), false).0 });
             set.rises();
             (got, kept)
         } else {
@@ -74,7 +75,8 @@ pub(crate) fn wait(
             };
             let got = ask(events, left);
             let (look, plain) = set.woke(look);
-            let kept = got.map(|got| if plain { got } else { set.sort_out(events, got, false).0 });
+            let kept =
+                got.map(|got| if plain { got } else { set.sort_out(events, got, set.last_round(), false).0 });
             set.looked(look);
             (got, kept)
         };
@@ -159,7 +161,8 @@ impl Set {
         let mut found = Found::new(events, hot.len() > 1, spun);
         if found.events.len() < hot.len() && (found.events.len() == 1 || *is_crowded) {
             // Not all are likely to be reported.
-            hot.sort_by_cached_key(|fd| by_fd.get_mut(fd).map_or(u64::MAX, |member| member.turn()));
+            let is_due = |member: &&Member| member.due(0) != 0;
+            hot.sort_by_cached_key(|fd| by_fd.get(fd).filter(is_due).map_or(u64::MAX, Member::turn));
         }
         for (index, &fd) in hot.iter().enumerate() {
             if found.is_full() {
@@ -230,7 +233,7 @@ impl Set {
                 Err(errno) => break Err(errno),
             };
             anything |= got > 0;
-            let (kept, _) = self.sort_out(events, got, self.is_awake());
+            let (kept, _) = self.sort_out(events, got, self.last_round(), self.is_awake());
             if kept > 0 || got < events.len() || turns == 0 {
                 break Ok((kept, anything));
             }
@@ -295,6 +298,7 @@ impl Set {
         } else {
             kernel(epfd, events, timeout, mask)
         };
+        let several = armed.len() > 1;
         let woken = self.lock();
         self.sleepers.fetch_sub(SLEEPING, Ordering::SeqCst);
         drop(woken);
@@ -302,16 +306,23 @@ impl Set {
             call.connection().disarm_cold(writes, wakes);
         }
         drop(ear);
-        let kept = result.map(|count| self.sort_out(events, count, false));
+        let round = self.rounds.fetch_add(1, Ordering::Relaxed);
+        // Among several, memory alone knows in which order their bytes came: some may have rung on TCP, and some not.
+        let kept = result.map(|count| self.sort_out(events, count, round, several && self.is_awake()));
         self.looked(look);
         match kept {
             // What has come just in time is reported, though the time is over by now.
-            Ok((0, _)) if heard => {
-                let count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed), false);
-                Ok((count, count))
+            Ok((kept, own)) if several || heard && kept == 0 => {
+                let more = self.collect(&mut events[kept..], round, false);
+                Ok((kept + more, own + more))
             }
             kept => kept,
         }
+    }
+
+    /// The number of the last look at memory.
+    fn last_round(&self) -> u32 {
+        self.rounds.load(Ordering::Relaxed).wrapping_sub(1)
     }
 
     /// Counts a sleeper in, tells the kernel what it does not know yet, and arms the hot registrations; those that
@@ -351,13 +362,18 @@ impl Set {
     }
 
     /// Sorts out what the kernel reported at `events[..count]`: reports on upgraded connections become what the
-    /// program would see, all others stay. If `later`, what memory shows as well is left to it. Returns how many are left, and
-    /// how many of these are on upgraded connections.
-    fn sort_out(&'static self, events: &mut [epoll_event], count: usize, later: bool) -> (usize, usize) {
+    /// program would see, in wait number `round`, all others stay. If `later`, what memory shows as well is left to it. Returns how many
+    /// are left, and how many of these are on upgraded connections.
+    fn sort_out(
+        &'static self,
+        events: &mut [epoll_event],
+        count: usize,
+        round: u32,
+        later: bool,
+    ) -> (usize, usize) {
         if count == 0 {
             return (0, 0);
         }
-        let round = self.rounds.load(Ordering::Relaxed).wrapping_sub(1);
         let Some(mut members) = self.lock() else { return (count, 0) };
         let (mut kept, mut own) = (0, 0);
         // What one report means beyond its own place, as far as there are places that the kernel has not filled.
@@ -434,11 +450,11 @@ impl<'events> Found<'events> {
     fn note(&mut self, member: &mut Member, fd: i32, index: usize, bits: u32) {
         let mut turn = 0;
         if self.begun != 0 {
-            let came = member.came_at();
-            if came > self.begun {
-                self.latest = self.latest.max(Some((came, index)));
+            turn = member.turn();
+            member.reported_at = self.begun;
+            if turn > self.begun {
+                self.latest = self.latest.max(Some((turn, index)));
             }
-            turn = member.takes_its_turn(came, self.begun);
             self.is_sorted &= self.places.last().is_none_or(|&(last, _)| last <= turn);
         }
         let count = self.places.len();
