@@ -1,7 +1,7 @@
 //! libc's own functions behind the hooks, found by `dlsym(RTLD_NEXT)` at their first use.
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use libc::{
     c_char, c_int, c_long, c_uint, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t,
@@ -226,9 +226,14 @@ addresses! {
 /// Looks for everything that is not known yet, as long as what is found is libc's.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn resolve_all() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.load(Ordering::Acquire) {
+        return;
+    }
     resolve_originals();
     dlopen();
     dlmopen();
+    DONE.store(true, Ordering::Release);
 }
 
 /// Stands for a function that loads modules, in a libc without one.

@@ -8,12 +8,12 @@
 mod blocks;
 mod fork;
 mod internal;
+mod listener;
 mod released;
 mod slot;
 mod young;
 
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fd::BorrowedFd;
 use thallus_transport::arena::{Block, Role, flag};
@@ -22,13 +22,14 @@ use thallus_transport::rendezvous::Service;
 use thallus_transport::settings::settings;
 use thallus_transport::uninterrupted::Uninterrupted;
 use thallus_transport::unix::Name;
-use thallus_transport::{process, rendezvous, tcp, unix};
+use thallus_transport::{process, tcp, unix};
 
 pub(crate) use self::blocks::prepare;
 pub(crate) use self::fork::{Quiet, grow_all_up, quiesce};
 pub(crate) use self::internal::{
     forget_placed, highest_of_program, internal_fds, is_internal, most_descriptors, place,
 };
+use self::listener::Listener;
 pub(crate) use self::released::released;
 use self::released::{RELEASED, is_released};
 pub(crate) use self::slot::{Call, Slot, for_each, patiently};
@@ -53,58 +54,6 @@ const YOUNG: usize = 3;
 const SOCKET: usize = YOUNG;
 /// The same, registered in an epoll set already.
 const WATCHED_SOCKET: usize = YOUNG | 4;
-
-/// A listening socket, or one that turned out to be of no interest.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    /// Where it listens, if its connections are of interest.
-    service: Option<Service>,
-    /// The socket that announces the port; −1 if there is none. No lock: a fork could find it taken.
-    hint: AtomicI32,
-    accepted: AtomicU32,
-    fds: AtomicU32,
-}
-
-/// So many connections a listener takes until it tries again to announce its port, after the first: who had announced it may
-/// be gone (another process with `SO_REUSEPORT`, or the program whose listener this one has inherited).
-const UNTIL_ANNOUNCED_AGAIN: u32 = 8;
-
-impl Listener {
-    /// Announces the port, unless that is done, or somebody else has done it.
-    fn announce(&self) {
-        let settings = settings();
-        let is_selected = |service: &Service| match service {
-            Service::Port(port) => settings.selects(*port),
-            // Else it would be none.
-            Service::Unix(_) => true,
-        };
-        let Some(service) = self.service.filter(|service| settings.shm && is_selected(service)) else {
-            return;
-        };
-        if self.hint.load(Ordering::SeqCst) >= 0 {
-            return;
-        }
-        let Ok(Some(hint)) = rendezvous::announce(service, place) else { return };
-        if self.hint.compare_exchange(-1, hint.as_raw_fd(), Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            let _kept = hint.into_raw_fd();
-        }
-    }
-
-    fn accepts(&self) {
-        let before = self.accepted.fetch_add(1, Ordering::Relaxed);
-        if self.hint.load(Ordering::Relaxed) < 0 && before.is_multiple_of(UNTIL_ANNOUNCED_AGAIN) {
-            errno::keep(|| self.announce());
-        }
-    }
-
-    fn withdraw(&self) {
-        let hint = self.hint.swap(-1, Ordering::SeqCst);
-        if hint >= 0 {
-            // SAFETY: `announce` put it there, and only one swap takes it out.
-            drop(unsafe { OwnedFd::from_raw_fd(hint) });
-        }
-    }
-}
 
 /// What an entry is.
 #[derive(Debug)]
@@ -194,7 +143,9 @@ pub(crate) fn enter_for_io(fd: i32) -> Option<Guest> {
                 Err(Refusal::Changed(now)) => word = now,
                 Err(Refusal::Crowded) => return None,
                 Err(Refusal::Adult) => {
-                    grow_up(fd, young);
+                    if !young.takes_advice(fd) {
+                        grow_up(fd, young);
+                    }
                     word = cell.load(Ordering::Acquire);
                 }
             }
@@ -607,7 +558,7 @@ pub(crate) fn listening(fd: i32) {
     }
     errno::keep(|| match cell(fd).and_then(|cell| decode(cell.load(Ordering::Acquire))) {
         // It did before: another listen(2) changes the backlog. Its name is the only one there can be.
-        Some(Entry::Listener(listener)) if listener.service == local_service(fd) => listener.announce(),
+        Some(Entry::Listener(listener)) if listener.service() == local_service(fd) => listener.announce(),
         _ => {
             listener(fd);
         }
@@ -620,7 +571,7 @@ pub(crate) fn service_of_listener(fd: i32) -> Option<Service> {
     match decode(cell(fd)?.load(Ordering::Acquire)) {
         Some(Entry::Listener(listener)) => {
             listener.accepts();
-            listener.service
+            listener.service()
         }
         _ => errno::keep(|| listener(fd)),
     }
@@ -628,8 +579,7 @@ pub(crate) fn service_of_listener(fd: i32) -> Option<Service> {
 
 fn listener(fd: i32) -> Option<Service> {
     let service = local_service(fd);
-    let (hint, accepted) = (AtomicI32::new(-1), AtomicU32::new(0));
-    let listener = Box::leak(Box::new(Listener { service, hint, accepted, fds: AtomicU32::new(1) }));
+    let listener = Box::leak(Box::new(Listener::new(service)));
     listener.announce();
     put(fd, std::ptr::from_ref(listener).expose_provenance() | LISTENER);
     service

@@ -325,6 +325,8 @@ impl Connection {
                 (calls, Some(segment.shares_processor()))
             }
             None if block.state() == State::Plain => (calls, None),
+            // It ended while it was on TCP.
+            None if block.reason() == Reason::ShutdownBeforeUpgrade => (calls, None),
             _ => return,
         };
         let pace = || match self.bargain.try_lock().ok().and_then(|bargain| bargain.begun) {

@@ -5,9 +5,14 @@
 //! row the next ones wait for more calls: for all that they need, as a rule. Whoever lives longer leaves TCP all the same, and shows
 //! that times have changed. Where both ends share a processor the gain is smaller, too: then more are short. That is known of connections that
 //! have left TCP, and taken for true of the next ones. How many calls are few is measured ([`worth`]).
+//!
+//! Servers share what they learn with their forks ([`share`]): each of those may serve but one connection. And they tell it to clients
+//! that know nothing of their port ([`advice`]), which may be programs that make one connection and end ([`crate::rendezvous::tell`]).
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::arena::Role;
 use crate::settings::settings;
@@ -30,22 +35,101 @@ const STREAK: [u8; 2] = [32, 8];
 /// Most doublings.
 const MOST: [u8; 2] = [3, 5];
 
-/// In an entry of [`SHORT`]: the last connection that has left TCP had one processor for both ends.
+/// In an entry of [`Learned::short`]: the last connection that has left TCP had one processor for both ends.
 const SHARED: u8 = 1 << 7;
 
-/// Short connections, less some for each long one: by the server's port, for clients and for servers.
-static SHORT: [[AtomicU8; 1 << 16]; 2] = [const { [const { AtomicU8::new(0) }; 1 << 16] }; 2];
+const PORTS: usize = 1 << 16;
 
-fn short(role: Role, port: u16) -> &'static AtomicU8 {
-    &SHORT[role as usize][usize::from(port)]
+/// What has been learned in one role.
+#[repr(C)]
+struct Learned {
+    /// Short connections, less some for each long one: by the server's port.
+    short: [AtomicU8; PORTS],
+    /// Nanoseconds that a connection spends until it has left TCP, by this end; 0 if none has. An average of the last ones.
+    cost: AtomicU32,
 }
 
-/// Nanoseconds that a connection spends until it has left TCP, by this end; 0 if none has. An average of the last ones.
-static COST: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+/// By this process: as a client, and as a server that has not shared it.
+static OWN: [Learned; 2] =
+    [const { Learned { short: [const { AtomicU8::new(0) }; PORTS], cost: AtomicU32::new(0) } }; 2];
+
+/// As a server, by this process, its forks and those whose fork it is. Null if it is not shared. Never unmapped.
+static FAMILY: AtomicPtr<Learned> = AtomicPtr::new(std::ptr::null_mut());
+
+fn learned(role: Role) -> &'static Learned {
+    let family = if role == Role::Server { FAMILY.load(Ordering::Acquire) } else { std::ptr::null_mut() };
+    // SAFETY: null, or mapped by `share` for good; atomics, of which any value is one.
+    unsafe { family.as_ref() }.unwrap_or(&OWN[role as usize])
+}
+
+fn short(role: Role, port: u16) -> &'static AtomicU8 {
+    &learned(role).short[usize::from(port)]
+}
+
+/// A server listens: its forks share from now on what they learn. Without memory each keeps it to itself.
+pub fn share() {
+    if !FAMILY.load(Ordering::Acquire).is_null() {
+        return;
+    }
+    let (size, access) = (size_of::<Learned>(), ProtFlags::READ | ProtFlags::WRITE);
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+    // SAFETY: a new mapping, of zeros, somewhere.
+    let Ok(made) = (unsafe { mmap_anonymous(std::ptr::null_mut(), size, access, flags) }) else { return };
+    let null = std::ptr::null_mut();
+    if FAMILY.compare_exchange(null, made.cast(), Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: made above, and nobody has seen it.
+        let _ = unsafe { munmap(made, size) };
+    }
+}
+
+/// What a server tells clients that know nothing of its port, as long as it is true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Its connections have been short: to wait as long as any client does.
+    Short,
+    /// The same where both ends share one processor.
+    ShortOnOne,
+}
+
+impl Advice {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Short, Self::ShortOnOne];
+
+    /// What a server of this `port` has to tell, if it `tells` this now: it goes on until that is far from true.
+    pub fn of(port: u16, tells: Option<Self>) -> Option<Self> {
+        let entry = short(Role::Server, port).load(Ordering::Relaxed);
+        let is_far = |doublings| doublings <= 1;
+        let advice = if entry & SHARED == 0 { Self::Short } else { Self::ShortOnOne };
+        match doublings_of(entry) {
+            doublings if is_far(doublings) => None,
+            doublings if doublings >= MOST[0] => Some(advice),
+            _ => tells,
+        }
+    }
+}
+
+/// Ports of which a client of this process has asked for advice.
+static ASKED: [AtomicU64; PORTS / 64] = [const { AtomicU64::new(0) }; PORTS / 64];
+
+/// Client: whether to ask for advice on this `port`: once, and only if nothing is known of it.
+pub fn wants_advice(port: u16) -> bool {
+    let (word, bit) = (&ASKED[usize::from(port) / 64], 1 << (port % 64));
+    settings().learns
+        && short(Role::Client, port).load(Ordering::Relaxed) == 0
+        && word.load(Ordering::Relaxed) & bit == 0
+        && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+}
+
+/// Client: takes the server's advice on this `port`. Longer connections undo it, as what a client has learned itself.
+pub fn heed(port: u16, advice: Advice) {
+    let flag = if advice == Advice::ShortOnOne { SHARED } else { 0 };
+    let count = STREAK[0] + STREAK[1] * (most(flag) - 1);
+    let _ = short(Role::Client, port).compare_exchange(0, count | flag, Ordering::Relaxed, Ordering::Relaxed);
+}
 
 /// This end has spent `spent` on leaving TCP.
 pub(crate) fn left(role: Role, spent: Duration) {
-    let entry = &COST[role as usize];
+    let entry = &learned(role).cost;
     let (spent, now) = (u32::try_from(spent.as_nanos()).unwrap_or(u32::MAX), entry.load(Ordering::Relaxed));
     let next = match now {
         0 => spent,
@@ -59,7 +143,7 @@ pub(crate) fn left(role: Role, spent: Duration) {
 /// own calls over TCP were `calls` in `time`, with what the program did in between. That makes them fewer than they should be, but
 /// then the loss is a small part of the connection's time.
 pub(crate) fn worth(role: Role, time: Duration, calls: u64, shared: bool) -> u64 {
-    let cost = u64::from(COST[role as usize].load(Ordering::Relaxed)) * BOTH_ENDS[role as usize];
+    let cost = u64::from(learned(role).cost.load(Ordering::Relaxed)) * BOTH_ENDS[role as usize];
     let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
     let shared = usize::from(shared);
     (cost.saturating_mul(calls * 10 / SAVED[shared]) / time).clamp(WORTH[shared], WORTH_AT_MOST[shared])
@@ -72,9 +156,12 @@ pub(crate) fn patience(role: Role, port: u16) -> u32 {
 
 /// How often they have been doubled: at most 5 times.
 pub fn doublings(role: Role, port: u16) -> usize {
-    let entry = short(role, port).load(Ordering::Relaxed);
+    doublings_of(short(role, port).load(Ordering::Relaxed)).into()
+}
+
+fn doublings_of(entry: u8) -> u8 {
     let more = (entry & !SHARED).checked_sub(STREAK[0]);
-    more.map_or(0, |more| (1 + more / STREAK[1]).min(most(entry)).into())
+    more.map_or(0, |more| (1 + more / STREAK[1]).min(most(entry)))
 }
 
 fn most(entry: u8) -> u8 {
@@ -137,6 +224,43 @@ mod tests {
         assert_eq!(patience(role, port), 256);
         ended(role, port, 24, slow, Some(false));
         assert_eq!([after(1, 24), after(4, 24)], [64, 8]);
+    }
+
+    #[test]
+    fn a_server_advises_to_wait_until_that_is_far_from_true() {
+        let (port, slow) = (3, || (Duration::from_secs(1), 1));
+        let live = |count: u32, calls, shared| {
+            (0..count).for_each(|_| ended(Role::Server, port, calls, slow, shared));
+        };
+        let (short, on_one) = (Some(Advice::Short), Some(Advice::ShortOnOne));
+        assert_eq!(Advice::of(port, None), None);
+        live(47, 8, None);
+        assert_eq!([None, short].map(|tells| Advice::of(port, tells)), [None, short]);
+        live(1, 8, None);
+        assert_eq!(Advice::of(port, None), short);
+        live(1, 24, None);
+        assert_eq!([None, short].map(|tells| Advice::of(port, tells)), [None, short]);
+        live(1, 24, None);
+        assert_eq!(Advice::of(port, short), None);
+        live(40, 8, Some(true));
+        assert_eq!(Advice::of(port, short), on_one);
+    }
+
+    #[test]
+    fn a_client_asks_once_and_unlearns_what_it_was_told() {
+        let (role, port, slow) = (Role::Client, 4, || (Duration::from_secs(1), 1));
+        assert_eq!([wants_advice(port), wants_advice(port)], [true, false]);
+        heed(port, Advice::Short);
+        assert_eq!(patience(role, port), 64);
+        (0..4).for_each(|_| ended(role, port, 24, slow, None));
+        assert_eq!(patience(role, port), 8);
+
+        heed(5, Advice::ShortOnOne);
+        assert_eq!((patience(role, 5), wants_advice(5)), (256, false));
+        // What it has learned itself counts.
+        ended(role, 6, 8, slow, None);
+        heed(6, Advice::ShortOnOne);
+        assert_eq!((patience(role, 6), wants_advice(6)), (8, false));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! ```text
 //!  server process                                client process
 //!  listen():  binds «hint of the port»
+//!                                                call 4:  does the server advise to wait?
 //!                                                call N:  is there such a hint?
 //!                                                         binds and listens on «four-tuple»
 //!  reads:     connects to «four-tuple»
@@ -34,6 +35,7 @@ use rustix::net::{
 };
 
 use crate::chime::{self, Exchange, Mouth};
+use crate::experience::Advice;
 use crate::reason::Reason;
 use crate::segment::{Nonce, Segment};
 use crate::uninterrupted::Descriptor;
@@ -111,11 +113,32 @@ pub enum Service {
 }
 
 impl Service {
-    fn hint(self) -> SocketAddrUnix {
-        name(&match self {
+    fn text(self) -> String {
+        match self {
             Self::Port(port) => format!("thallus/1/port/{port}"),
             Self::Unix(path) => format!("thallus/1/path/{}", path.digest()),
-        })
+        }
+    }
+
+    fn hint(self) -> SocketAddrUnix {
+        name(&self.text())
+    }
+
+    /// A name that is taken while the server gives this advice.
+    fn advice(self, advice: Advice) -> SocketAddrUnix {
+        let what = match advice {
+            Advice::Short => "short",
+            Advice::ShortOnOne => "short/one",
+        };
+        name(&format!("{}/{what}", self.text()))
+    }
+
+    /// What stands for it where the past is remembered ([`crate::experience`]).
+    pub fn number(self) -> u16 {
+        match self {
+            Self::Port(port) => port,
+            Self::Unix(name) => name.number(),
+        }
     }
 }
 
@@ -159,18 +182,47 @@ fn socket(kind: SocketType, place: Place) -> Result<OwnedFd, Errno> {
 
 /// Server: announces that this process family may serve there. `Ok(None)` if someone already does.
 pub fn announce(service: Service, place: Place) -> Result<Option<OwnedFd>, Errno> {
+    take(&service.hint(), place)
+}
+
+/// Client: whether some process announced that.
+pub fn is_announced(service: Service, place: Place) -> Result<bool, Errno> {
+    is_taken(&socket(SocketType::DGRAM, place)?.into(), &service.hint())
+}
+
+/// Server: gives clients this advice, as long as the sockets live: who gives the second gives the first as well. Those that others have are
+/// left out.
+pub fn tell(service: Service, advice: Advice, place: Place) -> Result<Vec<OwnedFd>, Errno> {
+    let given =
+        Advice::ALL.iter().take_while(|&&other| advice == Advice::ShortOnOne || other == Advice::Short);
+    given.filter_map(|&advice| take(&service.advice(advice), place).transpose()).collect()
+}
+
+/// Client: the server's advice. Two system calls more than the socket's own if there is one, else one.
+pub fn ask(service: Service, place: Place) -> Result<Option<Advice>, Errno> {
+    let socket = Descriptor::from(socket(SocketType::DGRAM, place)?);
+    let mut found = None;
+    for advice in Advice::ALL {
+        if !is_taken(&socket, &service.advice(advice))? {
+            break;
+        }
+        found = Some(advice);
+    }
+    Ok(found)
+}
+
+fn take(name: &SocketAddrUnix, place: Place) -> Result<Option<OwnedFd>, Errno> {
     let socket = socket(SocketType::DGRAM, place)?;
-    match bind(&socket, &service.hint()) {
+    match bind(&socket, name) {
         Ok(()) => Ok(Some(socket)),
         Err(Errno::ADDRINUSE) => Ok(None),
         Err(errno) => Err(errno),
     }
 }
 
-/// Client: whether some process announced that.
-pub fn is_announced(service: Service, place: Place) -> Result<bool, Errno> {
-    let socket = Descriptor::from(socket(SocketType::DGRAM, place)?);
-    match connect(&socket, &service.hint()) {
+/// Whether somebody has taken this name, by `socket`, which may have been used to ask for others.
+fn is_taken(socket: &Descriptor, name: &SocketAddrUnix) -> Result<bool, Errno> {
+    match connect(socket, name) {
         Ok(()) => Ok(true),
         // EPROTOTYPE: somebody else's socket of another type has the name.
         Err(Errno::CONNREFUSED | Errno::PROTOTYPE) => Ok(false),
@@ -215,7 +267,12 @@ pub fn answer(ends: Ends, enter: impl FnOnce(&Segment), place: Place) -> Result<
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
-    sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).map_err(out_of)?;
+    let sent = sendmsg(&socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL);
+    sent.map_err(|errno| match errno {
+        // It has withdrawn its offer, or ends.
+        Errno::PIPE | Errno::CONNRESET => Failure::NotYet,
+        errno => out_of(errno),
+    })?;
     Ok(segment.met(uid).exchanging(Exchange::of_server(uid, mouth.is_some(), socket)))
 }
 
@@ -429,9 +486,24 @@ mod tests {
     }
 
     #[test]
+    fn advice_is_given_until_its_sockets_close() {
+        let name = Name::of(b"/run/advice").unwrap();
+        for service in [Service::Port(2), Service::Unix(name)] {
+            assert_eq!(ask(service, place), Ok(None));
+            for (advice, names) in [(Advice::Short, 1), (Advice::ShortOnOne, 2)] {
+                let told = tell(service, advice, place).unwrap();
+                assert_eq!((told.len(), ask(service, place)), (names, Ok(Some(advice))));
+                assert_eq!(tell(service, advice, place).unwrap().len(), 0);
+                drop(told);
+            }
+            assert_eq!(ask(service, place), Ok(None));
+        }
+    }
+
+    #[test]
     fn the_longest_name_fits() {
         let address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().unwrap();
         Ends::Internet { client: address, server: address }.name();
-        Service::Unix(Name::of(&[b'x'; 108]).unwrap()).hint();
+        Service::Unix(Name::of(&[b'x'; 108]).unwrap()).advice(Advice::ShortOnOne);
     }
 }

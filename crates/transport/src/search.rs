@@ -196,6 +196,16 @@ impl Connection {
         let ends = self.ends(fd, bargain)?;
         let Bargain { offer: Some(offer), arrived, met, .. } = &mut *bargain else {
             let service = Self::service(fd, ends)?;
+            let asks = !bargain.unannounced && experience::wants_advice(service.number());
+            let advice = asks.then(|| rendezvous::ask(service, place).ok().flatten()).flatten();
+            if let Some(advice) = advice {
+                experience::heed(service.number(), advice);
+                let patience = experience::patience(Role::Client, service.number());
+                if patience > calls {
+                    self.next_attempt.store(patience, Ordering::Relaxed);
+                    return Err(Failure::NotYet);
+                }
+            }
             if !rendezvous::is_announced(service, place).map_err(|_| Failure::Stay(Reason::NoFds))? {
                 if std::mem::replace(&mut bargain.unannounced, true) {
                     return Err(Failure::Stay(Reason::PeerWithoutThallus));

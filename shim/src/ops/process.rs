@@ -16,7 +16,7 @@ use thallus_transport::{chime, process, verbs};
 
 use crate::ops::stream;
 use crate::table::{self, Quiet};
-use crate::{config, errno, stats};
+use crate::{config, errno, real, stats};
 
 /// The table's locks, from before a fork until after it, on either side.
 struct Held(UnsafeCell<Option<Quiet>>);
@@ -88,6 +88,9 @@ fn begin_to_watch() {
 }
 
 extern "C" fn before_fork() {
+    // Else each child looks for what it calls itself, by many page faults, and its siblings as well.
+    #[cfg(target_arch = "x86_64")]
+    real::resolve_all();
     if config::may_have_peers() && config::has_peers() {
         let deadline = Instant::now() + SHORT_PATIENCE;
         // The child could not use this process's queue pairs.

@@ -109,7 +109,7 @@ pub(crate) fn internal_fds() -> Vec<i32> {
         if let Some(Entry::Listener(listener)) =
             cell(fd).and_then(|cell| decode(cell.load(Ordering::Acquire)))
         {
-            all.extend(Some(listener.hint.load(Ordering::SeqCst)).filter(|&hint| hint >= 0));
+            all.extend(listener.internal_fds());
         }
     }
     all.sort_unstable();

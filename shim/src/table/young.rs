@@ -11,12 +11,14 @@
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use rustix::fd::BorrowedFd;
 use thallus_transport::arena::{self, Block, Role};
 use thallus_transport::experience;
 use thallus_transport::reason::Reason;
-use thallus_transport::rendezvous::Service;
+use thallus_transport::rendezvous::{self, Service};
 use thallus_transport::settings::settings;
 use thallus_transport::uninterrupted::Uninterrupted;
+use thallus_transport::unix::Name;
 
 use super::slot::{Slot, USER};
 use super::{LIMIT, TABLE, TAG, YOUNG, cell, grow_up, is_slot};
@@ -64,8 +66,8 @@ impl Young {
             Service::Port(port) => (port, 0),
             Service::Unix(name) => (name.number(), UNIX),
         };
-        BYTES[fd as usize].store(0, Ordering::SeqCst);
-        OPENED_NS[fd as usize].store(arena::now_ns(), Ordering::Relaxed);
+        BESIDE[fd as usize].bytes.store(0, Ordering::SeqCst);
+        BESIDE[fd as usize].opened_ns.store(arena::now_ns(), Ordering::Relaxed);
         static GENERATIONS: AtomicU32 = AtomicU32::new(1);
         let generation =
             GENERATIONS.fetch_add(1, Ordering::Relaxed) as usize % (1 << (usize::BITS - GENERATION));
@@ -136,7 +138,7 @@ impl Young {
 
     /// Application bytes sent and received; `fd` is its descriptor.
     pub(crate) fn bytes(self, fd: i32) -> (u64, u64) {
-        let bytes = BYTES[fd as usize].load(Ordering::SeqCst);
+        let bytes = BESIDE[fd as usize].bytes.load(Ordering::SeqCst);
         (bytes & 0xffff_ffff, bytes >> 32)
     }
 
@@ -182,7 +184,7 @@ impl Young {
 
     /// The set that has it: the only one, since it grows up before a second. While two threads register it, it may be the other's.
     pub(crate) fn set(self, fd: i32) -> Option<&'static Set> {
-        let set = SETS[fd as usize].load(Ordering::Acquire);
+        let set = BESIDE[fd as usize].set.load(Ordering::Acquire);
         // SAFETY: null, or a set, which is never freed.
         if self.is_registered() { unsafe { set.as_ref() } } else { None }
     }
@@ -192,10 +194,11 @@ impl Young {
         let ours = std::ptr::from_ref(set).cast_mut();
         // Before the mark says that it is there. While two threads do this, it may be the wrong one: whoever does not find it there
         // looks in all sets.
-        let before = SETS[fd as usize].swap(ours, Ordering::AcqRel);
+        let before = BESIDE[fd as usize].set.swap(ours, Ordering::AcqRel);
         let registered = self.update(fd, |word| (word & REGISTERED == 0).then_some(word | REGISTERED));
         if !registered {
-            let _ = SETS[fd as usize].compare_exchange(ours, before, Ordering::AcqRel, Ordering::Relaxed);
+            let _ =
+                BESIDE[fd as usize].set.compare_exchange(ours, before, Ordering::AcqRel, Ordering::Relaxed);
         }
         registered
     }
@@ -223,7 +226,40 @@ impl Young {
 
     /// When it was opened as `fd` ([`arena::now_ns`]).
     pub(super) fn opened_ns(self, fd: i32) -> u64 {
-        OPENED_NS[fd as usize].load(Ordering::Relaxed)
+        BESIDE[fd as usize].opened_ns.load(Ordering::Relaxed)
+    }
+
+    /// It has done enough to grow up: a client asks the server, once for each port, whether its connections are so short that this one had
+    /// better wait, and then it does. False if there is no such advice.
+    #[cold]
+    pub(super) fn takes_advice(self, fd: i32) -> bool {
+        let settings = settings();
+        let port = self.port();
+        let is_of_interest = settings.shm && (self.is_unix() || settings.selects(port));
+        if self.role() != Role::Client
+            || self.0 & (PATIENCES | CALLS | POOR) != 0
+            || !is_of_interest
+            || !experience::wants_advice(port)
+        {
+            return false;
+        }
+        errno::keep(|| {
+            let _uninterrupted = Uninterrupted::begin();
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+            let service = match self.is_unix() {
+                true => Name::of_peer(socket).map(Service::Unix),
+                false => Some(Service::Port(port)),
+            };
+            let advice = service.and_then(|service| rendezvous::ask(service, settings.place).ok().flatten());
+            let Some(advice) = advice else { return false };
+            experience::heed(port, advice);
+            let patience = experience::doublings(Role::Client, port).min(PATIENCES / PATIENCE);
+            let more = Self::most_calls(patience).saturating_sub(Self::most_calls(0));
+            let has_done_enough = |word: usize| word & (PATIENCES | CALLS) == 0;
+            let waits = (patience * PATIENCE) | (more * CALL);
+            more > 0 && self.update(fd, |word| has_done_enough(word).then_some(word | waits))
+        })
     }
 
     /// Has later connections learn from this one, which ends; `fd` is its descriptor.
@@ -260,14 +296,24 @@ impl Young {
     }
 }
 
-/// Application bytes of young connections: sent in the lower half, received in the upper.
-static BYTES: [AtomicU64; LIMIT] = [const { AtomicU64::new(0) }; LIMIT];
+/// What else there is of a young connection, by its descriptor.
+struct Beside {
+    /// Application bytes: sent in the lower half, received in the upper.
+    bytes: AtomicU64,
+    /// When it was opened ([`arena::now_ns`]).
+    opened_ns: AtomicU64,
+    /// The epoll set that has it.
+    set: AtomicPtr<Set>,
+}
 
-/// When young connections were opened.
-static OPENED_NS: [AtomicU64; LIMIT] = [const { AtomicU64::new(0) }; LIMIT];
-
-/// The epoll sets that have young connections.
-static SETS: [AtomicPtr<Set>; LIMIT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; LIMIT];
+/// In one place: a fork copies each page that is written to after it.
+static BESIDE: [Beside; LIMIT] = [const {
+    Beside {
+        bytes: AtomicU64::new(0),
+        opened_ns: AtomicU64::new(0),
+        set: AtomicPtr::new(std::ptr::null_mut()),
+    }
+}; LIMIT];
 
 /// So many of them in one direction make a connection grow up: what one call adds then still fits. A power of two.
 const MOST_BYTES: u64 = 1 << 30;
@@ -276,7 +322,7 @@ const MUCH: u64 = u32::MAX as u64 & !(MOST_BYTES - 1);
 
 /// Moves the bytes of a connection that has grown up to its block. Under the lock of [`MOVED`].
 fn drain(fd: i32, block: &Block) {
-    let bytes = BYTES[fd as usize].swap(0, Ordering::SeqCst);
+    let bytes = BESIDE[fd as usize].bytes.swap(0, Ordering::SeqCst);
     block.tcp_sent.fetch_add(bytes & 0xffff_ffff, Ordering::Relaxed);
     block.tcp_received.fetch_add(bytes >> 32, Ordering::Relaxed);
 }
@@ -331,7 +377,7 @@ impl Visit {
 
     /// Whether the connection has carried bytes of the application's.
     pub(crate) fn has_carried(&self) -> bool {
-        BYTES[self.fd as usize].load(Ordering::SeqCst) != 0
+        BESIDE[self.fd as usize].bytes.load(Ordering::SeqCst) != 0
     }
 
     /// This process waits by a hook for the connection.
@@ -343,7 +389,7 @@ impl Visit {
 
     /// Counts the bytes, with the connection's entry at `word`, which is returned as it is then.
     fn count(&self, word: usize) -> usize {
-        let counter = &BYTES[self.fd as usize];
+        let counter = &BESIDE[self.fd as usize].bytes;
         // The kernel moves less than 2 GiB in one call, and what was counted before is less than `MOST_BYTES`.
         let more = self.sent | self.received << 32;
         let much = |bytes: u64| bytes & (MUCH | MUCH << 32) != 0;

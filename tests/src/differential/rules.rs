@@ -7,7 +7,7 @@
 //! [`admit`]. What is made, but not compared, or not in full: [`show`].
 
 use super::model::{Connection, Flow, Kind, Model, Who};
-use super::program::{End, Flag, How, Op, PollBy, ReceiveBy, SendBy, SocketOption};
+use super::program::{Control, End, Flag, How, Op, PollBy, ReceiveBy, SendBy, SocketOption};
 use super::wire::{Reply, bytes_of, digest};
 use crate::calls::{Errno, Fd};
 
@@ -88,6 +88,15 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         // docs/limitations.md: epoll sets that processes share.
         Op::Wait { set } | Op::Control { set, .. } if model.is_shared(who, *set) => {
             return Err("another process has the set");
+        }
+        // As above: the registration tells the thread that waits at once, or later.
+        Op::Control { fd, how: Control::Add | Control::Modify, .. }
+            if model.started(end).is_some_and(|(_, op)| matches!(op, Op::Poll { .. } | Op::Wait { .. }))
+                && model
+                    .connection_of(who, *fd)
+                    .is_some_and(|index| model.connections[index].flows.iter().any(depends_on_room)) =>
+        {
+            return Err("a thread of this end waits, for how soon depends on the sizes of buffers");
         }
         // Over `AF_UNIX`, whatever the other end reads is an edge of room.
         Op::Wait { set } if in_thread && model.is_unix && tells_of_room(model, who, *set) => {

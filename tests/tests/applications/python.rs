@@ -148,6 +148,34 @@ fn short_connections_and_long_ones() -> Result<()> {
     Ok(())
 }
 
+/// What a server has learned in its forks, programs that connect but once are told.
+#[test]
+fn short_connections_each_from_a_process_to_a_fork() -> Result<()> {
+    let _turn = turn();
+    let scene = Scene::new()?;
+    let as_usual = |mut command: std::process::Command| {
+        command.env_remove("THALLUS_UPGRADE_AFTER");
+        command
+    };
+    let server = as_usual(python(&scene, true, "server", script!("socket_server.py"), &["forks"])?);
+    let (service, port) = started(&scene, server)?;
+    let clients = |name: &str, count: usize, rounds: &str| -> Result<()> {
+        for _ in 0..count {
+            let client = python(&scene, true, name, script!("short_client.py"), &[&port, rounds, "1"])?;
+            scene.succeed(as_usual(client)).with_context(|| service.log())?;
+        }
+        Ok(())
+    };
+    clients("teacher", 60, "5")?;
+    clients("pupil", 10, "7")?;
+    clients("long", 1, "1500")?;
+    service.stop(Signal::TERM)?;
+    let (pupils, long) = (scene.stats("pupil")?, scene.stats("long")?);
+    assert_eq!(pupils.not_upgraded.get("short"), Some(&10), "{pupils:?}");
+    assert_eq!((long.connections(), long.over_shared_memory()), (1, 1), "{long:?}");
+    Ok(())
+}
+
 #[test]
 fn children_that_use_subprocess() -> Result<()> {
     let _turn = turn();

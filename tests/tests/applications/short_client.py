@@ -1,4 +1,4 @@
-"""Many short connections to an echo server, then some longer ones."""
+"""Connections to an echo server: as many as the arguments say, each of so many rounds. Without them many short ones, then some longer ones."""
 
 import socket
 import sys
@@ -14,7 +14,8 @@ def talk(rounds):
             assert conn.recv(len(frame), socket.MSG_WAITALL) == frame
 
 
-for rounds, connections in ((5, 120), (60, 20)):
+wanted = [tuple(map(int, sys.argv[2:4]))] if len(sys.argv) > 2 else [(5, 120), (60, 20)]
+for rounds, connections in wanted:
     for _ in range(connections):
         talk(rounds)
 print("done")

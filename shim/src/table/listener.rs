@@ -1,0 +1,133 @@
+//! Listening sockets: what clients on this host are told of them.
+
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
+
+use thallus_transport::experience::{self, Advice};
+use thallus_transport::rendezvous::{self, Service};
+use thallus_transport::settings::settings;
+
+use super::place;
+use crate::errno;
+
+/// A listening socket, or one that turned out to be of no interest.
+#[derive(Debug)]
+pub(super) struct Listener {
+    /// Where it listens, if its connections are of interest.
+    service: Option<Service>,
+    /// The socket that announces the port; −1 if there is none. No lock: a fork could find it taken.
+    hint: AtomicI32,
+    /// Those by which [`Advice`] is given, as far as nobody else gives it.
+    advice: [AtomicI32; Advice::ALL.len()],
+    /// What it is: none, or one more than its place in [`Advice::ALL`].
+    told: AtomicU8,
+    accepted: AtomicU32,
+    /// Descriptors of it.
+    pub(super) fds: AtomicU32,
+}
+
+/// So many connections a listener takes until it tries again to announce its port, after the first: who had announced it may
+/// be gone (another process with `SO_REUSEPORT`, or the program whose listener this one has inherited).
+const UNTIL_ANNOUNCED_AGAIN: u32 = 8;
+/// And until it gives advice again, which others may have given.
+const UNTIL_TOLD_AGAIN: u32 = 256;
+
+fn drop_fd(fd: i32) {
+    if fd >= 0 {
+        // SAFETY: a listener's own, which one swap has taken out of it.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+}
+
+impl Listener {
+    pub(super) fn new(service: Option<Service>) -> Self {
+        Self {
+            service,
+            hint: AtomicI32::new(-1),
+            advice: [const { AtomicI32::new(-1) }; _],
+            told: AtomicU8::new(0),
+            accepted: AtomicU32::new(0),
+            fds: AtomicU32::new(1),
+        }
+    }
+
+    /// Where it listens, if its connections are of interest.
+    pub(super) fn service(&self) -> Option<Service> {
+        self.service
+    }
+
+    /// The same, if they may leave TCP.
+    fn selected(&self) -> Option<Service> {
+        let settings = settings();
+        let is_selected = |service: &Service| match service {
+            Service::Port(port) => settings.selects(*port),
+            // Else it would be none.
+            Service::Unix(_) => true,
+        };
+        self.service.filter(|service| settings.shm && is_selected(service))
+    }
+
+    /// Announces the port, unless that is done, or somebody else has done it.
+    pub(super) fn announce(&self) {
+        let Some(service) = self.selected() else { return };
+        if self.hint.load(Ordering::SeqCst) >= 0 {
+            return;
+        }
+        experience::share();
+        let Ok(Some(hint)) = rendezvous::announce(service, place) else { return };
+        if self.hint.compare_exchange(-1, hint.as_raw_fd(), Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            let _kept = hint.into_raw_fd();
+        }
+    }
+
+    /// Takes one more connection.
+    pub(super) fn accepts(&self) {
+        let before = self.accepted.fetch_add(1, Ordering::Relaxed);
+        if self.hint.load(Ordering::Relaxed) < 0 && before.is_multiple_of(UNTIL_ANNOUNCED_AGAIN) {
+            errno::keep(|| self.announce());
+        }
+        if let Some(service) = self.service {
+            self.advise(service, before);
+        }
+    }
+
+    /// Tells clients what has been learned of the port, if that has changed.
+    fn advise(&self, service: Service, accepted: u32) {
+        let told = self.told.load(Ordering::Relaxed);
+        let index =
+            |advice| Advice::ALL.iter().position(|&other| other == advice).map_or(0, |place| place as u8 + 1);
+        let tells = told.checked_sub(1).and_then(|place| Advice::ALL.get(usize::from(place)).copied());
+        let advice = Advice::of(service.number(), tells);
+        let wanted = advice.map_or(0, index);
+        let again = wanted != 0 && accepted.is_multiple_of(UNTIL_TOLD_AGAIN);
+        if wanted == told && !again
+            || self.told.compare_exchange(told, wanted, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
+            return;
+        }
+        errno::keep(|| {
+            self.hush();
+            let (Some(service), Some(advice)) = (self.selected(), advice) else { return };
+            let Ok(sockets) = rendezvous::tell(service, advice, place) else { return };
+            for (socket, slot) in sockets.into_iter().zip(&self.advice) {
+                drop_fd(slot.swap(socket.into_raw_fd(), Ordering::SeqCst));
+            }
+        });
+    }
+
+    fn hush(&self) {
+        self.advice.iter().for_each(|slot| drop_fd(slot.swap(-1, Ordering::SeqCst)));
+    }
+
+    /// It listens no more.
+    pub(super) fn withdraw(&self) {
+        drop_fd(self.hint.swap(-1, Ordering::SeqCst));
+        self.hush();
+    }
+
+    /// Descriptors of this library's.
+    pub(super) fn internal_fds(&self) -> impl Iterator<Item = i32> {
+        let all = std::iter::once(&self.hint).chain(&self.advice);
+        all.map(|fd| fd.load(Ordering::SeqCst)).filter(|&fd| fd >= 0)
+    }
+}
