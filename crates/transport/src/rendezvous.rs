@@ -213,10 +213,14 @@ pub fn ask(service: Service, place: Place) -> Result<Option<Advice>, Errno> {
 
 fn take(name: &SocketAddrUnix, place: Place) -> Result<Option<OwnedFd>, Errno> {
     let socket = socket(SocketType::DGRAM, place)?;
-    match bind(&socket, name) {
-        Ok(()) => Ok(Some(socket)),
+    let taken = bind(&socket, name);
+    if taken.is_ok() {
+        return Ok(Some(socket));
+    }
+    drop(Descriptor::from(socket));
+    match taken {
         Err(Errno::ADDRINUSE) => Ok(None),
-        Err(errno) => Err(errno),
+        taken => taken.map(|()| None),
     }
 }
 

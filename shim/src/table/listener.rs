@@ -1,11 +1,12 @@
 //! Listening sockets: what clients on this host are told of them.
 
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
 
 use thallus_transport::experience::{self, Advice};
 use thallus_transport::rendezvous::{self, Service};
 use thallus_transport::settings::settings;
+use thallus_transport::uninterrupted::{Descriptor, Uninterrupted};
 
 use super::place;
 use crate::errno;
@@ -32,10 +33,12 @@ const UNTIL_ANNOUNCED_AGAIN: u32 = 8;
 /// And until it gives advice again, which others may have given.
 const UNTIL_TOLD_AGAIN: u32 = 256;
 
-fn drop_fd(fd: i32) {
-    if fd >= 0 {
+/// Puts `fd`, or none, where a listener keeps one, and closes what was there.
+fn replace(slot: &AtomicI32, fd: Option<OwnedFd>) {
+    let before = slot.swap(fd.map_or(-1, OwnedFd::into_raw_fd), Ordering::SeqCst);
+    if before >= 0 {
         // SAFETY: a listener's own, which one swap has taken out of it.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        drop(Descriptor::from(unsafe { OwnedFd::from_raw_fd(before) }));
     }
 }
 
@@ -73,10 +76,10 @@ impl Listener {
         if self.hint.load(Ordering::SeqCst) >= 0 {
             return;
         }
+        let _uninterrupted = Uninterrupted::begin();
         experience::share();
-        let Ok(Some(hint)) = rendezvous::announce(service, place) else { return };
-        if self.hint.compare_exchange(-1, hint.as_raw_fd(), Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            let _kept = hint.into_raw_fd();
+        if let Ok(Some(hint)) = rendezvous::announce(service, place) {
+            replace(&self.hint, Some(hint));
         }
     }
 
@@ -106,22 +109,23 @@ impl Listener {
             return;
         }
         errno::keep(|| {
+            let _uninterrupted = Uninterrupted::begin();
             self.hush();
             let (Some(service), Some(advice)) = (self.selected(), advice) else { return };
             let Ok(sockets) = rendezvous::tell(service, advice, place) else { return };
             for (socket, slot) in sockets.into_iter().zip(&self.advice) {
-                drop_fd(slot.swap(socket.into_raw_fd(), Ordering::SeqCst));
+                replace(slot, Some(socket));
             }
         });
     }
 
     fn hush(&self) {
-        self.advice.iter().for_each(|slot| drop_fd(slot.swap(-1, Ordering::SeqCst)));
+        self.advice.iter().for_each(|slot| replace(slot, None));
     }
 
     /// It listens no more.
     pub(super) fn withdraw(&self) {
-        drop_fd(self.hint.swap(-1, Ordering::SeqCst));
+        replace(&self.hint, None);
         self.hush();
     }
 
