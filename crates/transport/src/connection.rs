@@ -325,7 +325,7 @@ impl Connection {
                 (calls, Some(segment.shares_processor()))
             }
             None if block.state() == State::Plain => (calls, None),
-            // It ended while it was on TCP.
+            // What came after that could not leave TCP, and is not counted.
             None if block.reason() == Reason::ShutdownBeforeUpgrade => (calls, None),
             _ => return,
         };

@@ -7,7 +7,7 @@
 //! have left TCP, and taken for true of the next ones. How many calls are few is measured ([`worth`]).
 //!
 //! Servers share what they learn with their forks ([`share`]): each of those may serve but one connection. And they tell it to clients
-//! that know nothing of their port ([`advice`]), which may be programs that make one connection and end ([`crate::rendezvous::tell`]).
+//! that know nothing of their port ([`Advice`]), which may be programs that make one connection and end ([`crate::rendezvous::tell`]).
 
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -72,9 +72,9 @@ pub fn share() {
         return;
     }
     let (size, access) = (size_of::<Learned>(), ProtFlags::READ | ProtFlags::WRITE);
-    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
     // SAFETY: a new mapping, of zeros, somewhere.
-    let Ok(made) = (unsafe { mmap_anonymous(std::ptr::null_mut(), size, access, flags) }) else { return };
+    let made = unsafe { mmap_anonymous(std::ptr::null_mut(), size, access, MapFlags::SHARED) };
+    let Ok(made) = made else { return };
     let null = std::ptr::null_mut();
     if FAMILY.compare_exchange(null, made.cast(), Ordering::AcqRel, Ordering::Acquire).is_err() {
         // SAFETY: made above, and nobody has seen it.
@@ -121,7 +121,7 @@ pub fn wants_advice(port: u16) -> bool {
 }
 
 /// Client: takes the server's advice on this `port`. Longer connections undo it, as what a client has learned itself.
-pub fn heed(port: u16, advice: Advice) {
+pub(crate) fn heed(port: u16, advice: Advice) {
     let flag = if advice == Advice::ShortOnOne { SHARED } else { 0 };
     let count = STREAK[0] + STREAK[1] * (most(flag) - 1);
     let _ = short(Role::Client, port).compare_exchange(0, count | flag, Ordering::Relaxed, Ordering::Relaxed);

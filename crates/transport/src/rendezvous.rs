@@ -35,7 +35,7 @@ use rustix::net::{
 };
 
 use crate::chime::{self, Exchange, Mouth};
-use crate::experience::Advice;
+use crate::experience::{self, Advice};
 use crate::reason::Reason;
 use crate::segment::{Nonce, Segment};
 use crate::uninterrupted::Descriptor;
@@ -198,8 +198,17 @@ pub fn tell(service: Service, advice: Advice, place: Place) -> Result<Vec<OwnedF
     given.filter_map(|&advice| take(&service.advice(advice), place).transpose()).collect()
 }
 
-/// Client: the server's advice. Two system calls more than the socket's own if there is one, else one.
-pub fn ask(service: Service, place: Place) -> Result<Option<Advice>, Errno> {
+/// Client: takes the server's advice ([`experience::heed`]), for a process that [wants](experience::wants_advice) it. False if there is none.
+pub fn take_advice(service: Service, place: Place) -> bool {
+    let advice = ask(service, place).ok().flatten();
+    if let Some(advice) = advice {
+        experience::heed(service.number(), advice);
+    }
+    advice.is_some()
+}
+
+/// The server's advice. Two system calls more than the socket's own if there is one, else one.
+fn ask(service: Service, place: Place) -> Result<Option<Advice>, Errno> {
     let socket = Descriptor::from(socket(SocketType::DGRAM, place)?);
     let mut found = None;
     for advice in Advice::ALL {

@@ -197,9 +197,7 @@ impl Connection {
         let Bargain { offer: Some(offer), arrived, met, .. } = &mut *bargain else {
             let service = Self::service(fd, ends)?;
             let asks = !bargain.unannounced && experience::wants_advice(service.number());
-            let advice = asks.then(|| rendezvous::ask(service, place).ok().flatten()).flatten();
-            if let Some(advice) = advice {
-                experience::heed(service.number(), advice);
+            if asks && rendezvous::take_advice(service, place) {
                 let patience = experience::patience(Role::Client, service.number());
                 if patience > calls {
                     self.next_attempt.store(patience, Ordering::Relaxed);

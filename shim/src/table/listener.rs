@@ -30,7 +30,7 @@ pub(super) struct Listener {
 /// So many connections a listener takes until it tries again to announce its port, after the first: who had announced it may
 /// be gone (another process with `SO_REUSEPORT`, or the program whose listener this one has inherited).
 const UNTIL_ANNOUNCED_AGAIN: u32 = 8;
-/// And until it gives advice again, which others may have given.
+/// And until it looks after its advice again: others may have given that, and be gone, or two threads been at it.
 const UNTIL_TOLD_AGAIN: u32 = 256;
 
 /// Puts `fd`, or none, where a listener keeps one, and closes what was there.
@@ -102,7 +102,7 @@ impl Listener {
         let tells = told.checked_sub(1).and_then(|place| Advice::ALL.get(usize::from(place)).copied());
         let advice = Advice::of(service.number(), tells);
         let wanted = advice.map_or(0, index);
-        let again = wanted != 0 && accepted.is_multiple_of(UNTIL_TOLD_AGAIN);
+        let again = accepted % UNTIL_TOLD_AGAIN == UNTIL_TOLD_AGAIN - 1;
         if wanted == told && !again
             || self.told.compare_exchange(told, wanted, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {

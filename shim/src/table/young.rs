@@ -251,9 +251,9 @@ impl Young {
                 true => Name::of_peer(socket).map(Service::Unix),
                 false => Some(Service::Port(port)),
             };
-            let advice = service.and_then(|service| rendezvous::ask(service, settings.place).ok().flatten());
-            let Some(advice) = advice else { return false };
-            experience::heed(port, advice);
+            if !service.is_some_and(|service| rendezvous::take_advice(service, settings.place)) {
+                return false;
+            }
             let patience = experience::doublings(Role::Client, port).min(PATIENCES / PATIENCE);
             let more = Self::most_calls(patience).saturating_sub(Self::most_calls(0));
             let has_done_enough = |word: usize| word & (PATIENCES | CALLS) == 0;

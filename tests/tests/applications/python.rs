@@ -126,15 +126,17 @@ fn http_with_a_connection_for_each_request() -> Result<()> {
     Ok(())
 }
 
+/// With the time to leave TCP that users have.
+fn as_usual(mut command: std::process::Command) -> std::process::Command {
+    command.env_remove("THALLUS_UPGRADE_AFTER");
+    command
+}
+
 /// A port whose connections are short is left alone, until they get longer.
 #[test]
 fn short_connections_and_long_ones() -> Result<()> {
     let _turn = turn();
     let scene = Scene::new()?;
-    let as_usual = |mut command: std::process::Command| {
-        command.env_remove("THALLUS_UPGRADE_AFTER");
-        command
-    };
     let server = as_usual(python(&scene, true, "server", script!("socket_server.py"), &["selectors"])?);
     let (service, port) = started(&scene, server)?;
     let client = as_usual(python(&scene, true, "client", script!("short_client.py"), &[&port])?);
@@ -153,26 +155,27 @@ fn short_connections_and_long_ones() -> Result<()> {
 fn short_connections_each_from_a_process_to_a_fork() -> Result<()> {
     let _turn = turn();
     let scene = Scene::new()?;
-    let as_usual = |mut command: std::process::Command| {
-        command.env_remove("THALLUS_UPGRADE_AFTER");
-        command
-    };
     let server = as_usual(python(&scene, true, "server", script!("socket_server.py"), &["forks"])?);
     let (service, port) = started(&scene, server)?;
-    let clients = |name: &str, count: usize, rounds: &str| -> Result<()> {
+    let clients = |name: &str, count: usize, how: &[&str]| -> Result<()> {
         for _ in 0..count {
-            let client = python(&scene, true, name, script!("short_client.py"), &[&port, rounds, "1"])?;
+            let client = python(&scene, true, name, script!("short_client.py"), &[&[&*port], how].concat())?;
             scene.succeed(as_usual(client)).with_context(|| service.log())?;
         }
         Ok(())
     };
-    clients("teacher", 60, "5")?;
-    clients("pupil", 10, "7")?;
-    clients("long", 1, "1500")?;
+    clients("teacher", 60, &["5", "1"])?;
+    clients("pupil", 10, &["7", "1"])?;
+    // It grows up before it would ask.
+    clients("grown-up", 10, &["7", "1", "dup"])?;
+    clients("long", 1, &["1500", "1"])?;
     service.stop(Signal::TERM)?;
-    let (pupils, long) = (scene.stats("pupil")?, scene.stats("long")?);
-    assert_eq!(pupils.not_upgraded.get("short"), Some(&10), "{pupils:?}");
+    for pupils in [scene.stats("pupil")?, scene.stats("grown-up")?] {
+        assert_eq!(pupils.not_upgraded.get("short"), Some(&10), "{pupils:?}");
+    }
+    let (server, long) = (scene.stats("server")?, scene.stats("long")?);
     assert_eq!((long.connections(), long.over_shared_memory()), (1, 1), "{long:?}");
+    assert_eq!(server.connections(), 60 + 10 + 10 + 1, "{server:?}");
     Ok(())
 }
 

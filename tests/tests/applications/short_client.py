@@ -1,14 +1,18 @@
-"""Connections to an echo server: as many as the arguments say, each of so many rounds. Without them many short ones, then some longer ones."""
+"""Connections to an echo server. By arguments: its port, the rounds of each, and how many; `dup` makes and closes a copy of each first.
+With the port alone, many short ones and then some longer ones."""
 
 import socket
 import sys
 
 port = int(sys.argv[1])
+copies = "dup" in sys.argv[4:]
 frame = (4).to_bytes(4, "big") + b"ping"
 
 
 def talk(rounds):
     with socket.create_connection(("127.0.0.1", port)) as conn:
+        if copies:
+            conn.dup().close()
         for _ in range(rounds):
             conn.sendall(frame)
             assert conn.recv(len(frame), socket.MSG_WAITALL) == frame
