@@ -337,7 +337,7 @@ impl Connection {
     }
 
     /// Internal file descriptors that belong to this connection.
-    pub fn internal_fds(&self) -> [Option<i32>; 5] {
+    pub fn internal_fds(&self) -> [Option<i32>; 6] {
         let bargain = self.bargain.try_lock().map_or([None; 2], |bargain| {
             [&bargain.offer, &bargain.arrived].map(|fd| fd.as_ref().map(|fd| fd.as_fd().as_raw_fd()))
         });
@@ -346,9 +346,9 @@ impl Connection {
             .and_then(Segment::link)
             .map(Link::internal_fds)
             .or_else(|| self.pending.try_lock().ok()?.as_ref().map(|(link, _)| link.internal_fds()));
-        let [wake, manager] = link.unwrap_or_default();
+        let [wake, manager, way] = link.unwrap_or_default();
         let mail = self.segment().and_then(|segment| segment.exchange().mail_fd());
-        [bargain[0], bargain[1], wake, manager, mail]
+        [bargain[0], bargain[1], wake, manager, way, mail]
     }
 
     /// What a waiting call has to watch beside the socket: it becomes readable when the connection goes back to TCP.

@@ -62,8 +62,8 @@ enum Step {
     Bound,
     Listens,
     Accepts,
-    /// The socket has begun to connect to where the manager will.
-    Tries(OwnedFd),
+    /// A socket has begun to connect to where the manager will.
+    Tries,
     ResolvesAddress,
     ResolvesRoute,
     Connects,
@@ -94,6 +94,11 @@ struct Inside {
     pair: u32,
     reads: u8,
     deadline: Option<Instant>,
+    /// Ports that the client has had.
+    ports: u32,
+    /// The socket that tried the way, until the server has let this side in, and so has accepted what came before. Soft-iWARP closes a listener
+    /// if a connection is reset before that: until then the child's socket calls back for the listener's (`siw_cm_llp_state_change`).
+    way: Option<OwnedFd>,
 }
 
 /// Whether there is an iWARP device at all.
@@ -133,15 +138,16 @@ impl Meeting {
             pair: 0,
             reads: 0,
             deadline: None,
+            ports: 1,
+            way: None,
         };
         let meeting = Self { fd, inside: Mutex::new(inside) };
-        let device = meeting.rebind()?;
-        Ok((meeting, device.0, device.1))
+        let (name, port) = meeting.rebind(&mut *meeting.inside.lock().map_err(|_| Reason::NoDevice)?)?;
+        Ok((meeting, name, port))
     }
 
     /// Takes another port of the local address. The device that has it.
-    fn rebind(&self) -> Result<(String, u8), Reason> {
-        let mut inside = self.inside.lock().map_err(|_| Reason::NoDevice)?;
+    fn rebind(&self, inside: &mut Inside) -> Result<(String, u8), Reason> {
         if let Some(id) = inside.bound.take() {
             self.destroy(id);
         }
@@ -162,10 +168,9 @@ impl Meeting {
 
     /// Server: lets the client in that will bring `nonce`. The port to tell it.
     pub(super) fn listen(&self, peer: IpAddr, nonce: Nonce, pair: u32, reads: u8) -> Result<u16, Reason> {
+        let mut inside = self.inside.lock().map_err(|_| Reason::NoRoute)?;
         for _ in 0..TRIES {
-            if let Ok(mut inside) = self.inside.lock()
-                && let Some(id) = inside.bound
-            {
+            if let Some(id) = inside.bound {
                 let listen = Listen { id, backlog: BACKLOG };
                 if self.command(command::LISTEN, &listen).is_ok() {
                     let port = self.query(id).map_err(|_| Reason::NoRoute)?.local.port();
@@ -176,7 +181,7 @@ impl Meeting {
                     return Ok(port);
                 }
             }
-            self.rebind()?;
+            self.rebind(&mut inside)?;
         }
         Err(Reason::NoRoute)
     }
@@ -192,7 +197,8 @@ impl Meeting {
         let mut inside = self.inside.lock().map_err(|_| Reason::NoRoute)?;
         inside.peer = SocketAddr::new(server.ip().to_canonical(), server.port());
         (inside.nonce, inside.pair, inside.reads) = (nonce, pair, reads);
-        inside.step = Step::Tries(try_way(inside.local, inside.peer).ok_or(Reason::NoRoute)?);
+        inside.way = Some(try_way(inside.local, inside.peer).ok_or(Reason::NoRoute)?);
+        inside.step = Step::Tries;
         inside.deadline = Some(Instant::now() + PATIENCE);
         Ok(())
     }
@@ -222,19 +228,11 @@ impl Meeting {
 
     /// The next step, if what it waits for is there.
     fn step(&self, inside: &mut Inside) -> Result<Option<Step>, Errno> {
-        if let Step::Tries(socket) = &inside.step {
-            if !is_connected(socket)? {
+        if let Step::Tries = inside.step {
+            if !is_connected(inside.way.as_ref().ok_or(Errno::CONNREFUSED)?)? {
                 return Ok(None);
             }
-            let id = inside.bound.ok_or(Errno::CONNREFUSED)?;
-            let resolve = ResolveIp {
-                from: Address::new(inside.local),
-                to: Address::new(inside.peer),
-                id,
-                timeout: PATIENCE.as_millis() as u32,
-            };
-            self.command(command::RESOLVE_IP, &resolve)?;
-            return Ok(Some(Step::ResolvesAddress));
+            return self.resolve(inside).map(Some);
         }
         let Some(event) = self.event()? else { return Ok(None) };
         inside.busy = false;
@@ -252,7 +250,16 @@ impl Meeting {
                 let id = id?;
                 inside.carrier = Some(id);
                 let parameters = Parameters::new(inside);
-                self.command(command::CONNECT, &Connect::new(parameters, id))?;
+                match self.command(command::CONNECT, &Connect::new(parameters, id)) {
+                    // A TCP socket has the port.
+                    Err(Errno::ADDRINUSE) if inside.ports < TRIES => {
+                        inside.ports += 1;
+                        inside.carrier = None;
+                        self.rebind(inside).map_err(|_| Errno::ADDRINUSE)?;
+                        return self.resolve(inside).map(Some);
+                    }
+                    connecting => connecting?,
+                }
                 inside.busy = true;
                 Ok(Some(Step::Connects))
             }
@@ -272,9 +279,24 @@ impl Meeting {
                 }
                 Ok(Some(Step::Accepts))
             }
-            (Step::Accepts | Step::Connects, event::ESTABLISHED) => Ok(Some(Step::Connected)),
+            (Step::Accepts | Step::Connects, event::ESTABLISHED) => {
+                inside.way = None;
+                Ok(Some(Step::Connected))
+            }
             _ => Err(Errno::CONNREFUSED),
         }
+    }
+
+    /// Client: begins to resolve the server's address.
+    fn resolve(&self, inside: &Inside) -> Result<Step, Errno> {
+        let resolve = ResolveIp {
+            from: Address::new(inside.local),
+            to: Address::new(inside.peer),
+            id: inside.bound.ok_or(Errno::CONNREFUSED)?,
+            timeout: PATIENCE.as_millis() as u32,
+        };
+        self.command(command::RESOLVE_IP, &resolve)?;
+        Ok(Step::ResolvesAddress)
     }
 
     /// Whether the right peer asks.
@@ -286,6 +308,7 @@ impl Meeting {
 
     fn give_up(&self, inside: &mut Inside) {
         inside.step = Step::Failed;
+        inside.way = None;
         if inside.busy {
             // See `blocks`.
             return;
@@ -321,9 +344,10 @@ impl Meeting {
         }
     }
 
-    /// Its descriptor, which is internal.
-    pub(super) fn fd(&self) -> i32 {
-        self.fd.as_raw_fd()
+    /// Its descriptors, which are internal.
+    pub(super) fn fds(&self) -> [Option<i32>; 2] {
+        let way = self.inside.try_lock().ok().and_then(|inside| inside.way.as_ref().map(AsRawFd::as_raw_fd));
+        [Some(self.fd.as_raw_fd()), way]
     }
 
     // ---- commands

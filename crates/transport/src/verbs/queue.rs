@@ -153,7 +153,7 @@ static KEPT: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
 /// Descriptors of what has not ended yet.
 pub(super) fn kept_fds() -> Vec<i32> {
     let Ok(kept) = KEPT.try_lock() else { return Vec::new() };
-    kept.iter().filter_map(|remains| remains.meeting.as_ref().map(Meeting::fd)).collect()
+    kept.iter().filter_map(|remains| remains.meeting.as_ref()).flat_map(Meeting::fds).flatten().collect()
 }
 
 impl Remains {
@@ -351,9 +351,9 @@ impl QueuePair {
         progress
     }
 
-    /// The connection manager's descriptor.
-    pub(super) fn manager_fd(&self) -> Option<i32> {
-        self.meeting.as_ref().map(Meeting::fd)
+    /// The connection manager's descriptors.
+    pub(super) fn manager_fds(&self) -> [Option<i32>; 2] {
+        self.meeting.as_ref().map(Meeting::fds).unwrap_or_default()
     }
 
     /// Lets the peer in: its requests are served from now on.

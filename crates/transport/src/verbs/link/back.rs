@@ -69,8 +69,9 @@ impl Link {
     }
 
     /// Descriptors of its own.
-    pub(crate) fn internal_fds(&self) -> [Option<i32>; 2] {
-        [Some(self.wake.as_raw_fd()), self.pair.manager_fd()]
+    pub(crate) fn internal_fds(&self) -> [Option<i32>; 3] {
+        let [manager, way] = self.pair.manager_fds();
+        [Some(self.wake.as_raw_fd()), manager, way]
     }
 
     /// What has been sent and not credited: the stream position where it begins, and the bytes. `None` if the peer has
