@@ -1,7 +1,7 @@
 //! The `thallus` command: starts programs with the library, shows what their connections do, tells why they
 //! would stay on TCP, measures it.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod bench;
 mod doctor;

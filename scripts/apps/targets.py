@@ -7,6 +7,9 @@ from .transports import CLIENT_ONLY, SERVER_ONLY, THALLUS, UNIX
 
 KIB = 1024
 
+BARE = "bare"
+"""How `thallus bench` names a ring without anything around it, which is no transport of the applications."""
+
 
 @dataclass
 class Target:
@@ -71,6 +74,14 @@ def of_sockets(results):
     ):
         if name in measured:
             targets.append(Target(what, bound, ratio(name)))
+    for what, name, bound in (
+        ("64 B ping-pong, two cores, share of a bare ring", "ping-pong/64/blocking/cores", 0.5),
+        ("stream from one 64 KiB buffer, two cores, share of a bare ring", "stream/64KiB/cores", 0.85),
+    ):
+        if BARE in measured.get(name, {}):
+            # Not claimed beside TCP: not claimed beside anything.
+            of_bare = ratio(name) and measured[name][THALLUS.name]["median"] / measured[name][BARE]["median"]
+            targets.append(Target(what, bound, of_bare))
     for what, name in (
         ("a peer without it, 64 B ping-pong, two cores", "one-sided/ping-pong/64/blocking/cores"),
         ("a peer without it, 64 B ping-pong, one core", "one-sided/ping-pong/64/blocking/one-core"),

@@ -135,9 +135,10 @@ impl Bench<'_> {
     /// Leaves its socket and the library's counters in `folder`.
     fn pair(&self, variant: &Variant, transport: Transport, folder: &Path) -> anyhow::Result<Sample> {
         let deadline = Instant::now() + Duration::from_secs_f64(WARM_UP + self.seconds + GRACE);
-        let endpoint = match transport.is_unix() {
-            true => Endpoint::Unix(folder.join("socket")),
-            false => Endpoint::free_port(),
+        let endpoint = match transport {
+            Transport::Unix | Transport::ThallusUnix => Endpoint::Unix(folder.join("socket")),
+            Transport::Bare => Endpoint::Bare(PathBuf::new()),
+            _ => Endpoint::free_port(),
         };
         let (workload, seconds) = (variant.workload, self.seconds);
         let session =

@@ -21,6 +21,7 @@
 //! | `ping_pong`, `event_loop`, `stream`, `connect`, `idle` | the workloads, both sides of each |
 //! | `latency` | how long round trips take |
 //! | `message`, `socket` | messages that prove themselves; the calls they travel by |
+//! | `bare` | what they travel by without a socket: the most that this machine gives |
 //! | `verbs` | an RDMA device between two hosts, with nothing preloaded |
 //! | `arrow` | query results of demo-server, which are not this binary's |
 //! | `compare` | two reports |
@@ -28,6 +29,7 @@
 //! | `report`, `machine` | median and spread, the table, the JSON; where it was measured |
 
 mod arrow;
+mod bare;
 mod compare;
 mod connect;
 mod counters;

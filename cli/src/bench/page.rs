@@ -11,11 +11,12 @@ use super::plot::{Axis, Line, Plot};
 use super::report::put;
 
 /// Transports that are plotted, with name and colour; of two reports the old one has the paler colour.
-const SHOWN: [(&str, &str, [RGBColor; 2]); 4] = [
+const SHOWN: [(&str, &str, [RGBColor; 2]); 5] = [
     ("tcp", "TCP", [RGBColor(120, 120, 120), RGBColor(200, 200, 200)]),
     ("unix", "Unix socket", [RGBColor(214, 120, 30), RGBColor(240, 200, 150)]),
     ("thallus", "Thallus", [RGBColor(20, 60, 160), RGBColor(150, 180, 230)]),
     ("thallus-unix", "Thallus over a Unix socket", [RGBColor(30, 140, 90), RGBColor(160, 215, 185)]),
+    ("bare", "bare ring", [RGBColor(190, 30, 60), RGBColor(235, 165, 180)]),
 ];
 
 const STYLE: &str = "body { font: 16px/1.5 sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }\n\

@@ -3,7 +3,6 @@
 //! With `poll` the sockets are non-blocking, and a process asks `poll` before it reads: that is how a
 //! program is written that also has other things to wait for.
 
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -12,26 +11,26 @@ use super::latency::{Latency, SAMPLED, Times};
 use super::message::{Author, Phase, Reader};
 use super::plan::Wait;
 use super::role::{Meter, Report, Session, Usage};
-use super::socket::{Listener, receive_all, set_nonblocking, transmit_all};
+use super::socket::{Listener, Stream, set_nonblocking};
 
 /// Round trips between two looks at the clock. One of them is timed.
 const BATCH: u64 = SAMPLED;
 
 /// Echoes the messages of one connection.
 pub(super) fn serve(listener: &Listener, wait: Wait, size: usize) -> anyhow::Result<Report> {
-    let stream = prepare(listener.accept().context("accept")?, wait)?;
+    let mut stream = prepare(listener.accept_stream().context("accept")?, wait)?;
     let (mut reader, mut meter) = (Reader::new(size), Meter::new());
     let mut message = vec![0; size];
-    while receive_all(&stream, &mut message, wait).context("receive")? {
+    while stream.receive_all(&mut message, wait).context("receive")? {
         meter.observe(reader.check(&message)?)?;
-        transmit_all(&stream, &message).context("send")?;
+        stream.transmit_all(&message).context("send")?;
     }
     meter.finish()
 }
 
 /// Sends a message, waits for its echo, and so on.
 pub(super) fn drive(session: &Session, wait: Wait, size: usize) -> anyhow::Result<Report> {
-    let stream = prepare(session.endpoint.connect().context("connect")?, wait)?;
+    let stream = prepare(session.endpoint.connect_stream().context("connect")?, wait)?;
     let mut client = Client { stream, wait, author: Author::new(0, size), echo: vec![0; size] };
     client.run(Phase::WarmUp, session.warm_up, None)?;
     let before = Usage::now(false)?;
@@ -43,7 +42,7 @@ pub(super) fn drive(session: &Session, wait: Wait, size: usize) -> anyhow::Resul
 
 /// Sends `rate` messages a second, each when the clock says so or when the echo of the last one has come, whichever is later.
 pub(super) fn drive_paced(session: &Session, size: usize, rate: u32) -> anyhow::Result<Report> {
-    let stream = prepare(session.endpoint.connect().context("connect")?, Wait::Blocking)?;
+    let stream = prepare(session.endpoint.connect_stream().context("connect")?, Wait::Blocking)?;
     let (author, echo) = (Author::new(0, size), vec![0; size]);
     let mut client = Client { stream, wait: Wait::Blocking, author, echo };
     // At the full rate: a connection that is used rarely would still be on TCP when the clock starts.
@@ -57,7 +56,7 @@ pub(super) fn drive_paced(session: &Session, size: usize, rate: u32) -> anyhow::
 }
 
 struct Client {
-    stream: OwnedFd,
+    stream: Stream,
     wait: Wait,
     author: Author,
     echo: Vec<u8>,
@@ -97,13 +96,18 @@ impl Client {
     }
 
     fn round_trip(&mut self, phase: Phase) -> anyhow::Result<()> {
-        transmit_all(&self.stream, self.author.next(phase)).context("send")?;
-        let open = receive_all(&self.stream, &mut self.echo, self.wait).context("receive")?;
+        self.stream.transmit_all(self.author.next(phase)).context("send")?;
+        let open = self.stream.receive_all(&mut self.echo, self.wait).context("receive")?;
         ensure!(open, "the server closed the connection");
         self.author.check(&self.echo)
     }
 }
 
-fn prepare(stream: OwnedFd, wait: Wait) -> anyhow::Result<OwnedFd> {
-    if wait == Wait::Blocking { Ok(stream) } else { set_nonblocking(stream).context("make it non-blocking") }
+fn prepare(stream: Stream, wait: Wait) -> anyhow::Result<Stream> {
+    match stream {
+        Stream::Socket(stream) if wait != Wait::Blocking => {
+            Ok(Stream::Socket(set_nonblocking(stream).context("make it non-blocking")?))
+        }
+        stream => Ok(stream),
+    }
 }

@@ -23,6 +23,8 @@ pub(super) enum Transport {
     ServerOnly,
     /// A Unix stream socket, both processes with the library preloaded, which may take it out of the kernel.
     ThallusUnix,
+    /// No socket, but two rings of 1 MiB in shared memory on which both processes spin: what this machine gives at most.
+    Bare,
 }
 
 impl Transport {
@@ -34,6 +36,7 @@ impl Transport {
             Self::ClientOnly => "client-only",
             Self::ServerOnly => "server-only",
             Self::ThallusUnix => "thallus-unix",
+            Self::Bare => "bare",
         }
     }
 
@@ -43,11 +46,6 @@ impl Transport {
 
     pub(super) fn preloads_server(self) -> bool {
         matches!(self, Self::Thallus | Self::ThallusUnix | Self::ServerOnly)
-    }
-
-    /// Whether the program's socket is a Unix stream socket.
-    pub(super) fn is_unix(self) -> bool {
-        matches!(self, Self::Unix | Self::ThallusUnix)
     }
 
     /// What it is compared with.
@@ -85,6 +83,13 @@ pub(super) enum Workload {
     Connect { requests: usize },
     /// Memory of `connections` idle connections, both processes together. Bytes per connection.
     Idle { connections: usize },
+}
+
+impl Workload {
+    /// Whether it is also measured over [`Transport::Bare`]: where both sides have a core to spin on.
+    fn has_yardstick(self) -> bool {
+        matches!(self, Self::PingPong { wait: Wait::Blocking, .. } | Self::Stream { .. })
+    }
 }
 
 /// The CPUs that the processes may use.
@@ -207,11 +212,12 @@ fn all(cpus: &[usize]) -> Vec<Variant> {
     let placements = placements(cpus);
     let everywhere = |workload: Workload, one_sided: bool| {
         let transports = if one_sided { &ONE_SIDED[..] } else { &EACH };
-        let variant = move |&placement: &Placement| Variant {
-            workload,
-            placement,
-            one_sided,
-            transports: transports.to_vec(),
+        let variant = move |&placement: &Placement| {
+            let mut transports = transports.to_vec();
+            if !one_sided && workload.has_yardstick() && matches!(placement, Placement::Cores { .. }) {
+                transports.push(Transport::Bare);
+            }
+            Variant { workload, placement, one_sided, transports }
         };
         placements.iter().map(variant).collect::<Vec<_>>()
     };
@@ -286,5 +292,15 @@ mod tests {
     fn a_filter_that_matches_nothing_is_an_error() {
         assert!(plan(&["no-such-workload".to_owned()], &[]).is_err());
         assert!(plan(&["one-sided/".to_owned()], &[Transport::Unix]).is_err());
+    }
+
+    #[test]
+    fn the_yardstick_wants_two_cores_and_no_event_loop() {
+        let over = |variant: &&Variant| variant.transports.contains(&Transport::Bare);
+        let names: Vec<_> = all(&[0, 1]).iter().filter(over).map(Variant::name).collect();
+        assert!(names.contains(&"ping-pong/64/blocking/cores".to_owned()));
+        assert!(names.contains(&"stream/64KiB/cores".to_owned()));
+        assert!(names.iter().all(|name| name.ends_with("/cores") && !name.contains("poll")));
+        assert_eq!(all(&[0]).iter().filter(over).count(), 0);
     }
 }

@@ -42,6 +42,15 @@ pub(super) fn markdown(machine: &Machine, outcome: &Outcome, rounds: u32, second
             "CPU s per million: TCP / Unix / Thallus / Thallus over Unix",
         );
     }
+    let beside_yardstick: Vec<_> =
+        speed.iter().copied().filter(|measured| measured.series(Transport::Bare).is_some()).collect();
+    if !beside_yardstick.is_empty() {
+        put(
+            &mut text,
+            format_args!("Beside a bare ring of 1 MiB in shared memory, on which both sides spin:\n"),
+        );
+        text += &yardstick_table(&beside_yardstick);
+    }
     let one_sided: Vec<_> = outcome.measured.iter().filter(one_sided).collect();
     if !one_sided.is_empty() {
         put(&mut text, format_args!("A peer without Thallus:\n"));
@@ -76,6 +85,7 @@ fn table(rows: &[&Measured], columns: &[Transport], ratio: &str, cpu: &str) -> S
             Transport::ThallusUnix => "Thallus over a Unix socket",
             Transport::ClientOnly => "only the client has it",
             Transport::ServerOnly => "only the server has it",
+            Transport::Bare => "bare ring",
         };
         put_part(&mut text, format_args!(" {title} |"));
     }
@@ -98,6 +108,29 @@ fn table(rows: &[&Measured], columns: &[Transport], ratio: &str, cpu: &str) -> S
         let paths: Vec<_> =
             columns.iter().filter_map(|&column| path_text(measured.series(column)?)).collect();
         put(&mut text, format_args!(" {} | {} | {} |", ratios.join(", "), cpu.join(" / "), paths.join("; ")));
+    }
+    text.push('\n');
+    text
+}
+
+fn yardstick_table(rows: &[&Measured]) -> String {
+    let mut text = String::from(
+        "| workload | unit | bare ring | Thallus | Thallus ÷ bare ring |\n|---|---|--:|--:|--:|\n",
+    );
+    for measured in rows {
+        let shown = |transport| measured.series(transport).map_or("–".to_owned(), spread);
+        let share = ratio(measured, Transport::Thallus, Transport::Bare);
+        put(
+            &mut text,
+            format_args!(
+                "| {} | {} | {} | {} | {} |",
+                measured.variant.name(),
+                unit(measured.variant.workload),
+                shown(Transport::Bare),
+                shown(Transport::Thallus),
+                share.map_or_else(str::to_owned, |share| format!("{share:.2}")),
+            ),
+        );
     }
     text.push('\n');
     text
@@ -390,6 +423,17 @@ mod tests {
         let unknown = measured(vec![sample(30.0, Some(1)), sample(60.0, None)]);
         assert!(ratio(&unknown, Transport::Thallus, Transport::Tcp).is_err());
         assert_eq!(path_text(&unknown.series[1]).unwrap(), "no counters were written");
+    }
+
+    #[test]
+    fn the_share_of_a_bare_ring_is_told_of_what_left_tcp() {
+        let bare = || Series { transport: Transport::Bare, samples: vec![sample(80.0, None)] };
+        let mut all = measured(vec![sample(40.0, Some(1))]);
+        all.series.push(bare());
+        assert!(yardstick_table(&[&all]).contains("| 80.0 (80.0–80.0) | 40.0 (40.0–40.0) | 0.50 |"));
+        let mut none = measured(vec![sample(40.0, Some(0))]);
+        none.series.push(bare());
+        assert!(yardstick_table(&[&none]).contains("not claimed"));
     }
 
     #[test]

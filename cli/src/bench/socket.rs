@@ -4,6 +4,7 @@
 //! system call of our own: a preloaded library sees what it would see of any other program. Both kinds of
 //! socket use the same calls.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,6 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv, send};
 use serde::{Deserialize, Serialize};
 
+use super::bare::Bare;
 use super::plan::Wait;
 
 /// Where the server listens.
@@ -23,6 +25,8 @@ use super::plan::Wait;
 pub(super) enum Endpoint {
     Tcp(SocketAddr),
     Unix(PathBuf),
+    /// Memory that both map; the server chooses the path.
+    Bare(PathBuf),
 }
 
 impl Endpoint {
@@ -40,14 +44,29 @@ impl Endpoint {
                 Ok(stream.into())
             }
             Self::Unix(path) => Ok(UnixStream::connect(path)?.into()),
+            Self::Bare(_) => Err(no_socket()),
         }
     }
+
+    /// The same of a workload that may also do without a socket.
+    pub(super) fn connect_stream(&self) -> io::Result<Stream> {
+        match self {
+            Self::Bare(path) => Ok(Stream::Bare(Bare::connect(path)?)),
+            _ => self.connect().map(Stream::Socket),
+        }
+    }
+}
+
+fn no_socket() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "this workload wants sockets")
 }
 
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener),
+    /// The server's end, until it is taken, and the memory, until the client has it.
+    Bare(RefCell<Option<Bare>>, OwnedFd),
 }
 
 impl Listener {
@@ -60,6 +79,10 @@ impl Listener {
                 Ok((Self::Tcp(listener), Endpoint::Tcp(address)))
             }
             Endpoint::Unix(path) => Ok((Self::Unix(UnixListener::bind(path)?), endpoint.clone())),
+            Endpoint::Bare(_) => {
+                let (end, memory, path) = Bare::listen()?;
+                Ok((Self::Bare(RefCell::new(Some(end)), memory), Endpoint::Bare(path)))
+            }
         }
     }
 
@@ -72,6 +95,15 @@ impl Listener {
                 Ok(stream.into())
             }
             Self::Unix(listener) => Ok(listener.accept()?.0.into()),
+            Self::Bare(..) => Err(no_socket()),
+        }
+    }
+
+    /// The same of a workload that may also do without a socket.
+    pub(super) fn accept_stream(&self) -> io::Result<Stream> {
+        match self {
+            Self::Bare(end, _) => end.take().map(Stream::Bare).ok_or_else(no_socket),
+            _ => self.accept().map(Stream::Socket),
         }
     }
 
@@ -79,6 +111,7 @@ impl Listener {
         match self {
             Self::Tcp(listener) => listener.set_nonblocking(true),
             Self::Unix(listener) => listener.set_nonblocking(true),
+            Self::Bare(..) => Err(no_socket()),
         }
     }
 }
@@ -88,6 +121,35 @@ impl AsFd for Listener {
         match self {
             Self::Tcp(listener) => listener.as_fd(),
             Self::Unix(listener) => listener.as_fd(),
+            Self::Bare(_, memory) => memory.as_fd(),
+        }
+    }
+}
+
+/// A connection of those workloads that may do without a socket.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Socket(OwnedFd),
+    Bare(Bare),
+}
+
+impl Stream {
+    /// As the function.
+    pub(super) fn receive_all(&mut self, buffer: &mut [u8], wait: Wait) -> io::Result<bool> {
+        match self {
+            Self::Socket(stream) => receive_all(stream, buffer, wait),
+            Self::Bare(bare) => bare.receive_all(buffer),
+        }
+    }
+
+    /// As the function.
+    pub(super) fn transmit_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Socket(stream) => transmit_all(stream, bytes),
+            Self::Bare(bare) => {
+                bare.transmit_all(bytes);
+                Ok(())
+            }
         }
     }
 }

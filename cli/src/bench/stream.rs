@@ -9,7 +9,6 @@
 //! At the end of the warm-up and of the measurement the receiver answers with its count of blocks, and only
 //! then goes the clock: what is still on its way counts for neither.
 
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -17,7 +16,7 @@ use anyhow::{Context, ensure};
 use super::message::{Phase, mix};
 use super::plan::Wait;
 use super::role::{Meter, Report, Session, Usage};
-use super::socket::{Listener, receive_all, transmit_all};
+use super::socket::{Listener, Stream};
 
 /// Bytes of one write.
 pub(super) const BLOCK: usize = 64 * 1024;
@@ -32,14 +31,14 @@ const BATCH: u64 = 16;
 
 /// Receives into `memory` bytes in turn, and checks.
 pub(super) fn serve(listener: &Listener, memory: usize) -> anyhow::Result<Report> {
-    let stream = listener.accept().context("accept")?;
+    let mut stream = listener.accept_stream().context("accept")?;
     let mut memory = vec![0; memory];
     let (mut meter, mut number) = (Meter::new(), 0);
     loop {
         let blocks = memory.len() / BLOCK;
         let place = usize::try_from(number)? % blocks;
         let block = &mut memory[place * BLOCK..][..BLOCK];
-        if !receive_all(&stream, block, Wait::Blocking).context("receive")? {
+        if !stream.receive_all(block, Wait::Blocking).context("receive")? {
             return meter.finish();
         }
         let flags = check(block, number, blocks)?;
@@ -50,14 +49,14 @@ pub(super) fn serve(listener: &Listener, memory: usize) -> anyhow::Result<Report
             _ => Phase::WarmUp,
         })?;
         if flags & ANSWER != 0 {
-            transmit_all(&stream, &number.to_le_bytes()).context("answer")?;
+            stream.transmit_all(&number.to_le_bytes()).context("answer")?;
         }
     }
 }
 
 /// Sends from `memory` bytes in turn.
 pub(super) fn drive(session: &Session, memory: usize) -> anyhow::Result<Report> {
-    let stream = session.endpoint.connect().context("connect")?;
+    let stream = session.endpoint.connect_stream().context("connect")?;
     let memory = (0..memory as u64 / 8).flat_map(|index| mix(index).to_le_bytes()).collect();
     let mut sender = Sender { stream, memory, number: 0 };
     sender.run(0, session.warm_up)?;
@@ -70,7 +69,7 @@ pub(super) fn drive(session: &Session, memory: usize) -> anyhow::Result<Report> 
 }
 
 struct Sender {
-    stream: OwnedFd,
+    stream: Stream,
     memory: Vec<u8>,
     number: u64,
 }
@@ -96,12 +95,12 @@ impl Sender {
             block[word * 8..][..8].copy_from_slice(&(self.number | flags).to_le_bytes());
         }
         self.number += 1;
-        transmit_all(&self.stream, block).context("send")
+        self.stream.transmit_all(block).context("send")
     }
 
-    fn receive_answer(&self) -> anyhow::Result<()> {
+    fn receive_answer(&mut self) -> anyhow::Result<()> {
         let mut answer = [0; 8];
-        let open = receive_all(&self.stream, &mut answer, Wait::Blocking).context("receive the answer")?;
+        let open = self.stream.receive_all(&mut answer, Wait::Blocking).context("receive the answer")?;
         ensure!(open, "the receiver closed the connection");
         let answer = u64::from_le_bytes(answer);
         ensure!(answer == self.number, "the receiver has {answer} blocks of {}", self.number);
