@@ -206,11 +206,18 @@ impl Connection {
         let reset = self.reset_at_end(segment, self.has_hidden_bytes(segment), false);
         word.fetch_or(end::LEAVES | reset, Ordering::SeqCst);
         let by_kernel = || self.has_returned() || !segment.is_ready() || self.has_shut_both();
-        if reset != 0
-            && by_kernel()
+        let peer_returned = || segment.incoming().end() & end::RETURN != 0 && !self.has_returned();
+        if reset != 0 {
+            if by_kernel()
+                && let Some(fd) = fd()
+            {
+                tcp::set_linger(fd, Some(Duration::ZERO));
+            }
+        } else if peer_returned()
             && let Some(fd) = fd()
         {
-            tcp::set_linger(fd, Some(Duration::ZERO));
+            // For one that is back on the kernel's socket, the reset that unread bells cause would be one.
+            self.take_leftover_bells(fd, segment);
         }
     }
 }
