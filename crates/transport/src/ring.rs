@@ -27,9 +27,13 @@ use crate::sync::{AtomicU64, Ordering};
 /// Sizes of the windows: 8 KiB, 32 KiB, 128 KiB, 512 KiB, 2 MiB, 8 MiB.
 pub const CLASSES: u32 = if cfg!(loom) { 2 } else { 6 };
 
-/// Windows up to this class are taken whenever there is pressure; beyond it only while the consumer takes nothing:
-/// what no longer fits in a cache gets slower, but a program may count on the kernel's buffers.
+/// Windows up to this class are taken whenever there is pressure; beyond it only for streams that have moved much, or while the
+/// consumer takes nothing: a program may count on the kernel's buffers.
 pub const HOT_CLASS: u32 = 3;
+
+/// The window of streams that have moved much: larger than a processor's own caches. In a smaller one the producer writes to
+/// lines that the consumer's cache still has, and each has to be taken away from there first.
+pub const WIDE_CLASS: u32 = HOT_CLASS + 1;
 
 /// Bytes of a larger window that get memory at a time, when the producer first gets there: zeroed pages cost ten times what it
 /// costs to copy as much, and most of a window that was opened for one burst is never used.
@@ -198,6 +202,8 @@ pub struct Pushed {
     pub bytes: usize,
     /// A sleeping consumer has to be rung for.
     pub ring: bool,
+    /// The end of a window was reached that is neither the smallest nor larger than [`HOT_CLASS`].
+    pub lapped: bool,
 }
 
 /// What [`Consumer::pop`] did.
@@ -261,7 +267,14 @@ impl<'a, M: Memory> Producer<'a, M> {
             unsafe { self.memory.put(class_offset(window.class), rest, count - first) };
         }
         let ring = self.control.publish(head + count as u64);
-        Ok(Pushed { bytes: count, ring })
+        let lapped = count as u64 >= to_end && (1..=HOT_CLASS).contains(&window.class);
+        Ok(Pushed { bytes: count, ring, lapped })
+    }
+
+    /// Bytes that have gone through since this direction began, or went back to its smallest window by [`Self::shrink`].
+    pub fn moved(&self) -> u64 {
+        let start = self.control.rare.0.window_start[0].load(Ordering::Relaxed);
+        self.control.head().saturating_sub(start)
     }
 
     /// How many of `count` bytes at `head` may be stored in `window`, the current one: those for which there is memory now. Without
@@ -335,19 +348,19 @@ impl<'a, M: Memory> Producer<'a, M> {
         Ok(true)
     }
 
-    /// Goes back to a window that stays in cache if the ring is empty and the current one is larger, and has held
+    /// Goes back to the window of class `home` if the ring is empty and the current one is larger, and has held
     /// something; to the smallest if there is no memory for that one. The memory stays, for the next time.
-    pub fn come_home(&self) -> Result<bool, Lie> {
+    pub fn come_home(&self, home: u32) -> Result<bool, Lie> {
         let current = self.current()?;
         let used = current.start != self.control.head();
         // The ring may have grown past that window without having opened it.
-        if current.class <= HOT_CLASS || !used || !self.control.is_empty() {
+        if current.class <= home || !used || !self.control.is_empty() {
             return Ok(false);
         }
-        if !self.populate(HOT_CLASS) {
+        if !self.populate(home) {
             return self.shrink();
         }
-        self.open(HOT_CLASS);
+        self.open(home);
         Ok(true)
     }
 

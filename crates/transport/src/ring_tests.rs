@@ -101,7 +101,7 @@ enum Step {
     Pop(usize),
     Grow(u64),
     Shrink,
-    ComeHome,
+    ComeHome(u32),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -110,7 +110,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0usize..50_000).prop_map(Step::Pop),
         1 => (0u64..3_000_000).prop_map(Step::Grow),
         1 => Just(Step::Shrink),
-        1 => Just(Step::ComeHome),
+        1 => (HOT_CLASS..=WIDE_CLASS).prop_map(Step::ComeHome),
     ]
 }
 
@@ -145,11 +145,11 @@ let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::
                     let shrunk = producer.shrink().unwrap();
                     prop_assert!(!shrunk || (model.is_empty() && producer.class().unwrap() == 0));
                 }
-                Step::ComeHome => {
+                Step::ComeHome(home) => {
                     let before = producer.class().unwrap();
-                    let came = producer.come_home().unwrap();
-                    prop_assert!(!came || (before > HOT_CLASS && model.is_empty()));
-                    prop_assert_eq!(producer.class().unwrap(), if came { HOT_CLASS } else { before });
+                    let came = producer.come_home(home).unwrap();
+                    prop_assert!(!came || (before > home && model.is_empty()));
+                    prop_assert_eq!(producer.class().unwrap(), if came { home } else { before });
                 }
             }
             prop_assert_eq!(control.used() as usize, model.len());
@@ -183,11 +183,11 @@ let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::
                 }
                 Step::Grow(wanted) => drop(producer.grow(wanted, CLASSES - 1).unwrap()),
                 Step::Shrink => drop(producer.shrink().unwrap()),
-                Step::ComeHome => drop(producer.come_home().unwrap()),
+                Step::ComeHome(home) => drop(producer.come_home(home).unwrap()),
             }
             prop_assert!(memory.in_use() <= most);
             if producer.has_room() {
-                let _ = producer.come_home().unwrap();
+                let _ = producer.come_home(HOT_CLASS).unwrap();
                 prop_assert_eq!(push(producer, b"x"), 1);
                 model.push_back(b'x');
             }
@@ -250,6 +250,30 @@ fn growth_stops_at_the_limit() {
 }
 
 #[test]
+fn the_end_of_a_window_between_the_smallest_and_the_wide_one_is_told() {
+    let (control, memory) = (Control::new(), Heap::new());
+    let known = Known::new();
+    let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::new(&control, &memory));
+    let lapped = |count: u64| {
+        let bytes = vec![1; count as usize];
+        // SAFETY: a live vector.
+        let pushed = unsafe { producer.push(bytes.as_ptr(), bytes.len()) }.unwrap();
+        assert_eq!(pop(&consumer, bytes.len()).len(), pushed.bytes);
+        pushed.lapped
+    };
+    assert!(!lapped(UNIT) && !lapped(10) && !lapped(UNIT));
+    assert!(producer.grow(1, HOT_CLASS).unwrap());
+    assert!(!lapped(4 * UNIT - 1) && lapped(1) && !lapped(1) && lapped(4 * UNIT));
+    assert!(producer.grow(u64::MAX, WIDE_CLASS).unwrap());
+    for _ in 0..9 {
+        assert!(!lapped(class_size(WIDE_CLASS) / 4));
+    }
+    assert_eq!(producer.moved(), control.head());
+    assert!(producer.shrink().unwrap());
+    assert_eq!(producer.moved(), 0);
+}
+
+#[test]
 fn a_publish_rings_once_for_each_time_that_somebody_armed() {
     let (control, memory) = (Control::new(), Heap::new());
     let known = Known::new();
@@ -301,8 +325,8 @@ fn a_window_without_memory_is_left_when_it_is_empty() {
     assert_eq!(push(&producer, &bytes), 0);
     assert!(!producer.has_room());
     assert_eq!(pop(&consumer, 1 << 10).len(), 1 << 10);
-    assert!(!producer.has_room() && !producer.come_home().unwrap());
+    assert!(!producer.has_room() && !producer.come_home(HOT_CLASS).unwrap());
     assert_eq!(pop(&consumer, 1 << 20).len(), (STEP as usize) - (1 << 10));
-    assert!(producer.has_room() && producer.come_home().unwrap());
+    assert!(producer.has_room() && producer.come_home(HOT_CLASS).unwrap());
     assert_eq!((producer.class(), push(&producer, &bytes)), (Ok(0), class_size(0) as usize));
 }

@@ -2,14 +2,59 @@
 //!
 //! Over RDMA a ring has one size, and nothing here changes it.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::connection::Connection;
-use crate::control::Control;
-use crate::ring::{HOT_CLASS, Lie, class_size};
+use crate::ring::{HOT_CLASS, Lie, WIDE_CLASS, class_size};
 use crate::segment::{Outlet, Segment};
 use crate::settings::settings;
 use crate::{process, unix};
+
+/// Bytes that a direction has to move before its window becomes wide: by then what that costs, new pages above all, has been lost
+/// several times over by its being narrow.
+const LONG: u64 = 8 * class_size(WIDE_CLASS);
+
+/// Directions of one process that have a wide window at a time.
+const MOST_WIDE: u32 = 32;
+
+static WIDE: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this process has made a direction's window wide. Counted among [`MOST_WIDE`] until it is given up, or dropped. Changed
+/// with the send lock held.
+#[derive(Debug, Default)]
+pub(crate) struct Wide(AtomicBool);
+
+impl Wide {
+    fn is_taken(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// False if there are too many.
+    fn take(&self) -> bool {
+        let one_more = |count| (count < MOST_WIDE).then_some(count + 1);
+        let may =
+            self.is_taken() || WIDE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok();
+        self.0.store(may, Ordering::Relaxed);
+        may
+    }
+
+    fn give_up(&self) {
+        if self.0.swap(false, Ordering::Relaxed) {
+            WIDE.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Wide {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+/// The window that the outgoing direction comes back to when it has needed a larger one.
+pub(crate) fn home(segment: &Segment) -> u32 {
+    if segment.wide.is_taken() { WIDE_CLASS } else { HOT_CLASS }
+}
 
 impl Connection {
     /// Whether a write would be taken by the ring, as poll(2) means it.
@@ -46,7 +91,7 @@ impl Connection {
         let _ = if waits {
             producer.grow(1, HOT_CLASS.min(settings().largest_class))
         } else {
-            self.make_room(fd, &producer, segment.outgoing(), 1)
+            self.make_room(fd, segment, 1)
         };
     }
 
@@ -61,29 +106,38 @@ impl Connection {
         let Some(_guard) = self.block.send_lock.try_lock(process::thread()) else { return };
         if segment.outlet().shrink() == Ok(true) {
             self.block.roomy.store(0, Ordering::Relaxed);
+            segment.wide.give_up();
         }
     }
 
-    /// Opens a larger window if the ring is full: at once while it stays in cache, beyond that only if the reader
-    /// has taken nothing since the ring was last full or changed its window: then the program may count on the kernel's
-    /// capacity. Whoever would sleep asks [`Self::grow_for_sleeper`].
-    pub(crate) fn make_room(
-        &self,
-        fd: i32,
-        producer: &Outlet<'_>,
-        control: &Control,
-        wanted: u64,
-    ) -> Result<bool, Lie> {
-        let largest = settings().largest_class;
-        let tail = control.tail();
+    /// Opens a larger window if the ring is full: at once up to the wide one, if the stream is to have that, or as long as it stays
+    /// in cache; beyond that only if the reader has taken nothing since the ring was last full or changed its window: then the
+    /// program may count on the kernel's capacity. Whoever would sleep asks [`Self::grow_for_sleeper`].
+    pub(crate) fn make_room(&self, fd: i32, segment: &Segment, wanted: u64) -> Result<bool, Lie> {
+        let producer = segment.outlet();
+        let tail = segment.outgoing().tail();
         let stopped = self.block.full_at.swap(tail, Ordering::Relaxed) == tail;
-        if producer.grow(wanted, HOT_CLASS.min(largest))? {
+        if self.widen(segment, &producer)?
+            || producer.grow(wanted, HOT_CLASS.min(settings().largest_class))?
+        {
             return Ok(true);
         }
         if !stopped {
             return Ok(false);
         }
-        self.grow_beyond_cache(fd, producer, wanted)
+        self.grow_beyond_cache(fd, &producer, wanted)
+    }
+
+    /// Makes the window wide, if the stream has moved much: round trips of 64 KiB between two cores are then up to three times as
+    /// many, and bytes two to four times. Not where both ends share a processor, and with it its caches, nor on `AF_UNIX`, where
+    /// that would let the writer get further ahead than the kernel does.
+    pub(crate) fn widen(&self, segment: &Segment, producer: &Outlet<'_>) -> Result<bool, Lie> {
+        let may = producer.moved() >= LONG
+            && settings().largest_class >= WIDE_CLASS
+            && !self.is_unix()
+            && !segment.shares_processor()
+            && segment.wide.take();
+        if may { producer.grow(u64::MAX, WIDE_CLASS) } else { Ok(false) }
     }
 
     fn grow_beyond_cache(&self, fd: i32, producer: &Outlet<'_>, wanted: u64) -> Result<bool, Lie> {
@@ -103,5 +157,25 @@ impl Connection {
         }
         let takes = unix::send_buffer(fd);
         (HOT_CLASS..largest).find(|&class| class_size(class) >= takes).unwrap_or(largest)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_windows_are_wide_at_a_time() {
+        let mut wide: Vec<_> = (0..MOST_WIDE).map(|_| Wide::default()).collect();
+        let one_more = Wide::default();
+        assert!(wide.iter().all(Wide::take) && wide.iter().all(Wide::take));
+        assert!(!one_more.take() && !one_more.is_taken());
+        drop(wide.pop());
+        assert!(one_more.take());
+        one_more.give_up();
+        one_more.give_up();
+        let again = Wide::default();
+        assert!(again.take() && !one_more.take());
     }
 }

@@ -50,6 +50,7 @@ use crate::control::{Control, end};
 use crate::lending::{AREA_BYTES, Area, LOANS_BYTES};
 use crate::process;
 use crate::ring::{Consumer, DIRECTION_BYTES, Known, class_size};
+use crate::room::Wide;
 use crate::verbs::link::Link;
 
 use ends::Windows;
@@ -174,6 +175,8 @@ pub struct Segment {
     exchange: Exchange,
     /// Of the outgoing direction.
     known: Known,
+    /// The same.
+    pub(crate) wide: Wide,
     /// A position of the incoming direction, and the offset in memory of its byte: see [`Self::expect`].
     next: [crate::sync::AtomicU64; 2],
 }
@@ -329,6 +332,7 @@ impl Segment {
             link: OnceLock::new(),
             exchange: Exchange::default(),
             known: Known::new(),
+            wide: Wide::default(),
             next: [const { crate::sync::AtomicU64::new(0) }; 2],
         })
     }

@@ -22,6 +22,7 @@ use crate::connection::Connection;
 use crate::control::{Control, end};
 use crate::count::Way;
 use crate::ring::{Lie, Pushed};
+use crate::room::home;
 use crate::segment::{Greeting, Outlet, Segment};
 use crate::socket::Socket;
 use crate::verbs::link::Failed;
@@ -341,7 +342,7 @@ impl Connection {
         if (self.is_blind(control) || self.may_have_lost_peer(segment)) && self.peer_is_gone(fd) {
             return self.send_into_void(fd, segment, source);
         }
-        if block.roomy.load(Ordering::Relaxed) != 0 && producer.come_home().map_err(lie)? {
+        if block.roomy.load(Ordering::Relaxed) != 0 && producer.come_home(home(segment)).map_err(lie)? {
             block.roomy.store(0, Ordering::Relaxed);
             block.full_at.store(control.tail(), Ordering::Relaxed);
         }
@@ -376,10 +377,13 @@ impl Connection {
                 self.ring(fd, segment);
             }
             if pushed.bytes == 0 {
-                if self.make_room(fd, &producer, control, source.left() as u64).map_err(lie)? {
+                if self.make_room(fd, segment, source.left() as u64).map_err(lie)? {
                     continue;
                 }
                 break;
+            }
+            if pushed.lapped {
+                self.widen(segment, &producer).map_err(lie)?;
             }
             source.advance_over(pushed.bytes);
             total += pushed.bytes;

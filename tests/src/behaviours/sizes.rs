@@ -1,9 +1,11 @@
 //! Messages of every size and alignment around the limits of a fabric: nothing of them is lost, doubled or moved.
 
 use super::Behaviour;
-use crate::calls::{self, Fd, quietly};
+use super::peers::fill;
+use super::waiting::segment_memory;
+use crate::calls::{self, Family, Fd, quietly};
 use crate::say;
-use crate::side::{Pattern, Side};
+use crate::side::{Pattern, Side, receive_exactly};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("around_the_inline_limit", receives_small, sends_small),
@@ -11,6 +13,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .environment(&[("THALLUS_RING", "16K")]),
     Behaviour::connected("around_the_ring_one_at_a_time", answers_around_the_ring, asks_around_the_ring)
         .environment(&[("THALLUS_RING", "16K")]),
+    Behaviour::connected("of_a_long_stream", answers_for_long, asks_for_long),
 ];
 
 /// Bytes that a request to the device may carry itself, as far as it is asked for more. Devices grant this or less.
@@ -109,4 +112,93 @@ fn answers_around_the_ring(_side: &Side, fd: Fd) {
         send_sized(fd, &mut ours, (size, alignment));
     }
     say!("{} each way", ours.position());
+}
+
+/// Bytes each way, after which a direction has gone through its widest window several times.
+const LONG: usize = 24 << 20;
+const LARGEST: usize = 60_000;
+/// No multiple of a window: no place of one has the same bytes again.
+const NOISE: usize = (1 << 20) - 4093;
+
+/// Bytes of one direction, of which any [`LARGEST`] are in one piece, and how many have been there.
+struct Noise(Vec<u8>, usize);
+
+impl Noise {
+    fn new(seed: u64) -> Self {
+        let mut bytes = Pattern::new(seed).take(NOISE);
+        bytes.extend_from_within(..LARGEST);
+        Self(bytes, 0)
+    }
+
+    fn next(&mut self, size: usize) -> &[u8] {
+        let start = self.1 % NOISE;
+        self.1 += size;
+        &self.0[start..start + size]
+    }
+}
+
+/// Messages of all sizes there and back, `total` bytes at least.
+fn echo(fd: Fd, total: usize, [ours, theirs]: &mut [Noise; 2], asks: bool) {
+    let send = |noise: &mut Noise, size| {
+        let message = noise.next(size);
+        let mut sent = 0;
+        while sent < size {
+            sent += quietly(|| calls::send(fd, &message[sent..], 0)).expect("send");
+        }
+    };
+    let end = ours.1 + total;
+    let mut size = 1;
+    while ours.1 < end {
+        size = size * 16807 % LARGEST + 1;
+        if asks {
+            send(ours, size);
+        }
+        let at = theirs.1;
+        assert!(
+            receive_exactly(fd, size) == theirs.next(size),
+            "of the {size} bytes from {at} some are wrong"
+        );
+        if !asks {
+            send(ours, size);
+        }
+    }
+}
+
+fn asks_for_long(side: &Side, fd: Fd) {
+    let mut noises = [Noise::new(64), Noise::new(65)];
+    echo(fd, LONG, &mut noises, true);
+    say!("{} bytes each way", noises[0].1);
+    // On one processor both share its caches; a Unix socket must not take much more than the kernel's.
+    let processors = std::thread::available_parallelism().expect("sched_getaffinity").get();
+    let memory = segment_memory();
+    let is_wide = memory >= 4 << 20;
+    assert!(
+        memory < 256 << 10 || is_wide == (side.family != Family::Unix && processors > 1),
+        "{memory} bytes"
+    );
+    for _ in 0..2 {
+        let filled = fill(fd);
+        side.sync("full");
+        side.tell(filled as u64);
+        side.sync("empty");
+        echo(fd, 2 << 20, &mut noises, true);
+    }
+    side.sync("done");
+}
+
+fn answers_for_long(side: &Side, fd: Fd) {
+    let mut noises = [Noise::new(65), Noise::new(64)];
+    echo(fd, LONG, &mut noises, false);
+    for _ in 0..2 {
+        side.sync("full");
+        let mut left = side.told() as usize;
+        while left > 0 {
+            let data = quietly(|| calls::recv(fd, left.min(1 << 20), 0)).expect("recv");
+            assert!(!data.is_empty() && data.iter().all(|&byte| byte == b'f'));
+            left -= data.len();
+        }
+        side.sync("empty");
+        echo(fd, 2 << 20, &mut noises, false);
+    }
+    side.sync("done");
 }

@@ -162,7 +162,7 @@ fn keeps_memory(side: &Side, fd: Fd) {
 }
 
 /// Bytes of the segments of upgraded connections that this process has in memory.
-fn segment_memory() -> usize {
+pub(super) fn segment_memory() -> usize {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("/proc is mounted");
     let (mut total, mut counts) = (0, false);
     for line in maps.lines() {

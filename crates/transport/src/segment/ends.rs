@@ -59,8 +59,13 @@ impl Outlet<'_> {
     }
 
     /// See [`Producer::come_home`].
-    pub(crate) fn come_home(&self) -> Result<bool, Lie> {
-        if self.link.is_some() { Ok(false) } else { self.ring().come_home() }
+    pub(crate) fn come_home(&self, home: u32) -> Result<bool, Lie> {
+        if self.link.is_some() { Ok(false) } else { self.ring().come_home(home) }
+    }
+
+    /// See [`Producer::moved`].
+    pub(crate) fn moved(&self) -> u64 {
+        self.ring().moved()
     }
 }
 

@@ -355,7 +355,7 @@ impl Link {
             self.give_last_word(|| false);
         }
         let ring = self.claims_bell(control) | (broken == Broken::ByThis);
-        Ok(Pushed { bytes: bytes as usize, ring })
+        Ok(Pushed { bytes: bytes as usize, ring, lapped: false })
     }
 
     /// After something was posted: whether a sleeping peer has to be rung for. To one that leaves ([`Self::depart`]) it may have come too
