@@ -166,7 +166,7 @@ impl Connection {
     }
 
     /// After that the kernel has nothing left to reset (`__tcp_close` of net/ipv4/tcp.c).
-    fn both_have_ended(&self, segment: &Segment) -> bool {
+    pub(crate) fn both_have_ended(&self, segment: &Segment) -> bool {
         self.block.has(flag::SHUT_WR) && segment.incoming().end() & end::FIN != 0
     }
 
@@ -216,8 +216,9 @@ impl Connection {
         } else if peer_returned()
             && let Some(fd) = fd()
         {
-            // For one that is back on the kernel's socket, the reset that unread bells cause would be one.
-            self.take_leftover_bells(fd, segment);
+            // For one that is back on the kernel's socket, the reset that unread bells cause would be one. What it has sent since is not
+            // ours to take.
+            self.take_counted_bells(fd, segment);
         }
     }
 }

@@ -137,7 +137,8 @@ impl Connection {
         let ended_before = !self.is_unix()
             && (self.block.has(flag::VOID)
                 || (ended & end::FIN != 0 && (ended & end::RESET == 0 || ended & end::LATE != 0)));
-        let died = self.block.has(flag::PEER_GONE) && ended & (end::CLOSED | end::DEAF) == 0;
+        let is_over = || !self.is_unix() && self.both_have_ended(segment);
+        let died = self.block.has(flag::PEER_GONE) && ended & (end::CLOSED | end::DEAF) == 0 && !is_over();
         // Where both ends are on TCP the kernel says so, and the end of a stream may come before the process's.
         let aborts = ended & end::ABORTS != 0 && segment.is_ready();
         let was_reset = ended & end::RESET != 0

@@ -4,12 +4,13 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::io::Errno;
+use rustix::net::Shutdown;
 
 use crate::arena::{State, flag};
 use crate::buffers::Buffers;
 use crate::chime::Mouth;
 use crate::connection::Connection;
-use crate::control::Control;
+use crate::control::{Control, end};
 use crate::lock::Guard;
 use crate::segment::{SIDE_BYTES, Segment};
 use crate::stream::BELL;
@@ -66,7 +67,7 @@ impl Connection {
     }
 
     pub(crate) fn put_bell(&self, fd: i32) -> bool {
-        if self.is_closed() {
+        if self.is_closed() || self.spares_deaf(fd) {
             return false;
         }
         self.block.doorbells.fetch_add(1, Ordering::Relaxed);
@@ -79,6 +80,17 @@ impl Connection {
             }
         }
         sent.is_ok()
+    }
+
+    /// Whether the peer has shut down both directions, so that its kernel would answer a bell with a reset. If this side has ended its
+    /// stream, too, the kernel says so instead, which wakes the peer as well.
+    fn spares_deaf(&self, fd: i32) -> bool {
+        let is_deaf = |segment: &Segment| segment.incoming().end() & (end::CLOSED | end::DEAF) == end::DEAF;
+        let spares = !self.is_unix() && self.segment().is_some_and(is_deaf);
+        if spares && self.block.has(flag::SHUT_WR) {
+            tcp::shutdown(fd, Shutdown::Write);
+        }
+        spares
     }
 
     /// Whether the kernel takes no more because this side has shut down both directions: that says nothing of the peer.
@@ -126,6 +138,14 @@ impl Connection {
         let Ok(_guard) = self.lock_receiving(fd) else { return };
         if waiting::is_settled(&self.socket(fd, segment)) {
             while self.take_bells(fd, 64) > 0 {}
+        }
+    }
+
+    /// The same of those alone that have been rung, where something else may follow.
+    pub(crate) fn take_counted_bells(&self, fd: i32, segment: &Segment) {
+        let Ok(_guard) = self.lock_receiving(fd) else { return };
+        if waiting::is_settled(&self.socket(fd, segment)) {
+            self.take_bells(fd, self.unread_bells(segment));
         }
     }
 
