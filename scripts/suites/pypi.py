@@ -74,8 +74,6 @@ class Tornado(Packaged):
         "websocket_test",
         "wsgi_test",
     ]
-    # It writes 10 MiB, of which the kernel's buffers can't hold all.
-    known = {r"iostream_test: .*\.test_write_bytearray_resizable_after_close_while_writing": "SO_SNDBUF, SO_RCVBUF"}
     # As its own runner has it: a test fails if something is logged that it does not expect.
     settings = {"QUIET_LOGGERS": "tornado.access"}
 

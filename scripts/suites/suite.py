@@ -31,11 +31,6 @@ class Suite:
     name = ""
     at_a_time = 1
     """Parts that may run beside each other."""
-    known = {}
-    """Differences that have been looked into: why they are there, by regular expressions for `part: test`."""
-
-    def explains(self, test):
-        return next((words for pattern, words in self.known.items() if re.fullmatch(pattern, test)), None)
 
     def prepare(self, cache):
         """Fetches and builds what is missing in the folder `cache`."""
@@ -62,8 +57,6 @@ class Compared:
     suite: Suite
     tests: int = 0
     differences: dict = field(default_factory=dict)
-    explained: dict = field(default_factory=dict)
-    """Differences that are known."""
     unsteady: dict = field(default_factory=dict)
     """Tests whose outcome under the library is one that they also had natively."""
     counts: object = None
@@ -98,7 +91,7 @@ def compare(suite, parts, release, folder):
             if had in seen[test]:
                 where = compared.unsteady
             else:
-                where = compared.explained if suite.explains(name) else compared.differences
+                where = compared.differences
             where[name] = (native.get(test), had)
     compared.counts = preloaded.counts()
     return compared

@@ -61,6 +61,9 @@ pub const fn class_offset(class: u32) -> u64 {
 /// Bytes of (sparse) memory that a direction's windows span.
 pub const DIRECTION_BYTES: u64 = class_offset(CLASSES);
 
+/// Bytes that a direction holds at most, in all of its windows: as many as the largest has.
+const MOST_UNREAD: u64 = class_size(CLASSES - 1);
+
 /// The peer wrote something impossible into the control words.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the peer's ring indices are impossible")]
@@ -121,8 +124,10 @@ impl Window {
     /// Bytes that fit into this window, the current one, while the consumer has got to `tail`.
     fn space(self, control: &Control, tail: u64) -> Result<u64, Lie> {
         // The window came first: its start is never ahead of a head that is read after it.
-        let used = control.head().checked_sub(tail.max(self.start)).ok_or(Lie)?;
-        self.size().checked_sub(used).ok_or(Lie)
+        let head = control.head();
+        let used = head.checked_sub(tail.max(self.start)).ok_or(Lie)?;
+        let space = self.size().checked_sub(used).ok_or(Lie)?;
+        Ok(space.min(MOST_UNREAD.saturating_sub(head.wrapping_sub(tail))))
     }
 
     fn size(self) -> u64 {

@@ -225,7 +225,7 @@ fn every_window_is_filled_and_read_in_turn() {
     let (control, memory) = (Control::new(), Heap::new());
     let known = Known::new();
     let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::new(&control, &memory));
-    let bytes: Vec<u8> = (0..DIRECTION_BYTES).map(|at| (at % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..MOST_UNREAD).map(|at| (at % 251) as u8).collect();
     let mut done = 0;
     while done < bytes.len() {
         let count = push(&producer, &bytes[done..]);
@@ -233,6 +233,7 @@ fn every_window_is_filled_and_read_in_turn() {
         assert!(count > 0 || producer.grow(1, CLASSES - 1).unwrap());
     }
     assert!(!producer.grow(1, CLASSES - 1).unwrap());
+    assert_eq!((push(&producer, &bytes), producer.has_room()), (0, false));
     assert!(pop(&consumer, bytes.len()) == bytes);
     assert!(producer.shrink().unwrap());
     assert_eq!(push(&producer, &bytes), class_size(0) as usize);
