@@ -10,8 +10,8 @@ use crate::segment::{Outlet, Segment};
 use crate::settings::settings;
 use crate::{process, unix};
 
-/// Bytes that a direction has to move before its window becomes wide: by then what that costs, new pages above all, has been lost
-/// several times over by its being narrow.
+/// Bytes that a direction has to move before its window becomes wide: by then about as much time has been lost by its being narrow as
+/// the new pages cost.
 const LONG: u64 = 8 * class_size(WIDE_CLASS);
 
 /// Directions of one process that have a wide window at a time.
