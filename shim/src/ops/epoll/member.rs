@@ -294,7 +294,10 @@ impl Member {
         }
         if edge.is_some() {
             self.seen = edge;
-            self.told = self.kicked_at.take().filter(|_| bits & bit::READ != 0);
+            let kicked_at = self.kicked_at.take();
+            // Of what is on TCP the kernel has still to tell, if memory was faster.
+            let untold = || if tcp & bit::READ == 0 { self.received() } else { None };
+            self.told = if bits & bit::READ == 0 { None } else { kicked_at.or_else(untold) };
             // A write that does not fit meanwhile is owed another report; and so is room, if this one can't tell of it.
             self.roomy = lacks.wrapping_sub(u32::from(bits & bit::WRITE == 0));
             let block = self.connection().block;
