@@ -137,6 +137,7 @@ impl Connection {
         let ended_before = !self.is_unix()
             && (self.block.has(flag::VOID)
                 || (ended & end::FIN != 0 && (ended & end::RESET == 0 || ended & end::LATE != 0)));
+        // Then a dead peer's kernel has nothing left to reset.
         let is_over = || !self.is_unix() && self.both_have_ended(segment);
         let died = self.block.has(flag::PEER_GONE) && ended & (end::CLOSED | end::DEAF) == 0 && !is_over();
         // Where both ends are on TCP the kernel says so, and the end of a stream may come before the process's.

@@ -132,12 +132,18 @@ impl Connection {
     /// many, and bytes two to four times. Not where both ends share a processor, and with it its caches, nor on `AF_UNIX`, where
     /// that would let the writer get further ahead than the kernel does.
     pub(crate) fn widen(&self, segment: &Segment, producer: &Outlet<'_>) -> Result<bool, Lie> {
+        let had = segment.wide.is_taken();
         let may = producer.moved() >= LONG
             && settings().largest_class >= WIDE_CLASS
             && !self.is_unix()
             && !segment.shares_processor()
             && segment.wide.take();
-        if may { producer.grow(u64::MAX, WIDE_CLASS) } else { Ok(false) }
+        let widened = may && producer.grow(u64::MAX, WIDE_CLASS)?;
+        if may && !had && !widened {
+            // There is no memory, or it is larger already.
+            segment.wide.give_up();
+        }
+        Ok(widened)
     }
 
     fn grow_beyond_cache(&self, fd: i32, producer: &Outlet<'_>, wanted: u64) -> Result<bool, Lie> {
