@@ -48,6 +48,8 @@ pub(super) struct Member {
     /// the kernel's reports are no edges, but for the changes of its mask.
     kicked_at: Option<u64>,
     told: Option<u64>,
+    /// The same, if it has been told of the end of the peer's stream, too.
+    told_the_end: Option<u64>,
     /// The mask and the data that the kernel has.
     pub(super) kernel: (u32, u64),
     /// The kernel is to look once more, even if nothing changes for it: the program has asked anew, and there may be bytes on TCP.
@@ -115,6 +117,7 @@ impl Member {
             kicked: false,
             kicked_at: None,
             told: None,
+            told_the_end: None,
             kernel: (events, data),
             is_stale: false,
             round: 0,
@@ -139,7 +142,7 @@ impl Member {
     pub(super) fn ask(&mut self, events: u32, data: u64) {
         (self.events, self.data) = (events, data);
         (self.spent, self.deleted, self.seen, self.idle_sleeps, self.held) = (false, false, None, 0, 0);
-        (self.kicked_at, self.told) = (None, None);
+        (self.kicked_at, self.told, self.told_the_end) = (None, None, None);
     }
 
     /// The connection left TCP. What came over TCP the kernel has reported, or still will; nothing has come
@@ -249,16 +252,26 @@ impl Member {
 
     /// What of a kernel report beyond memory, `tcp`, is no echo of one that the program has been told of.
     pub(super) fn without_echo(&self, tcp: u32) -> u32 {
-        let is_echo = tcp == bit::READ && self.told.is_some() && self.told == self.received();
+        // The end comes to the kernel late, with the peer's close or its second shutdown.
+        let is_echo = match tcp & !bit::READ {
+            0 => tcp != 0 && self.told.is_some() && self.told == self.received(),
+            // By now the peer may count as gone.
+            bit::RDHUP => self.told_the_end.is_some() && self.told_the_end == self.counted(),
+            _ => false,
+        };
         if is_echo { 0 } else { tcp }
     }
 
     /// Bytes that have come over TCP, as long as the peer's may. `None` if the kernel does not tell.
     fn received(&self) -> Option<u64> {
+        if self.connection().recv_settled() { None } else { self.counted() }
+    }
+
+    /// Bytes and bells that have come over TCP. `None` if the kernel does not tell.
+    fn counted(&self) -> Option<u64> {
         // SAFETY: registered by the program, and known not to be closed.
         let socket = unsafe { rustix::fd::BorrowedFd::borrow_raw(self.io) };
-        let counts = (!self.connection().recv_settled()).then(|| tcp::counts(socket))?;
-        counts.ok().map(|counts| counts.received)
+        tcp::counts(socket).ok().map(|counts| counts.received)
     }
 
     /// Whether the kernel has reported an end, behind which nothing is left to be read: memory may have told of it before.
@@ -298,6 +311,8 @@ impl Member {
             // Of what is on TCP the kernel has still to tell, if memory was faster.
             let untold = || if tcp & bit::READ == 0 { self.received() } else { None };
             self.told = if bits & bit::READ == 0 { None } else { kicked_at.or_else(untold) };
+            let has_ended = bits & bit::READ != 0 && self.connection().peer_has_ended();
+            self.told_the_end = if has_ended { self.received() } else { None };
             // A write that does not fit meanwhile is owed another report; and so is room, if this one can't tell of it.
             self.roomy = lacks.wrapping_sub(u32::from(bits & bit::WRITE == 0));
             let block = self.connection().block;
