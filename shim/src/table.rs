@@ -117,6 +117,16 @@ pub(crate) fn enter_adult(fd: i32) -> Option<Call> {
     }
 }
 
+/// As [`enter_adult`], for who has another way if the entry is anything else, or changes.
+#[inline]
+pub(crate) fn enter_quickly(fd: i32) -> Option<Call> {
+    let cell = cell(fd)?;
+    match enter_slot(cell, cell.load(Ordering::Acquire)) {
+        Entering::Inside(call) => Some(call),
+        Entering::Moved | Entering::Nothing => None,
+    }
+}
+
 /// What is known of `fd` if it is a connection that has done little.
 pub(crate) fn young(fd: i32) -> Option<Young> {
     Young::of(cell(fd)?.load(Ordering::Acquire))

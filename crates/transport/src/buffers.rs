@@ -10,6 +10,12 @@ const LOWEST: usize = 4096;
 /// End of user addresses (x86-64 with five-level paging; above it only the kernel lives).
 const HIGHEST: usize = 1 << 56;
 
+/// Whether the application's memory may have `length` bytes at the address `start`.
+#[inline]
+pub(crate) fn may_be_of_program(start: usize, length: usize) -> bool {
+    start >= LOWEST && start <= HIGHEST - length.min(HIGHEST)
+}
+
 /// A cursor over a list of `iovec`s.
 #[derive(Debug)]
 pub struct Buffers<'a> {
@@ -77,11 +83,10 @@ impl<'a> Buffers<'a> {
         }
         let mut left = 0usize;
         for buffer in list {
-            let start = buffer.iov_base.addr();
             if buffer.iov_len > isize::MAX as usize {
                 return Err(Errno::INVAL);
             }
-            if buffer.iov_len > 0 && (start < LOWEST || start > HIGHEST - buffer.iov_len.min(HIGHEST)) {
+            if buffer.iov_len > 0 && !may_be_of_program(buffer.iov_base.addr(), buffer.iov_len) {
                 return Err(Errno::FAULT);
             }
             left = left.saturating_add(buffer.iov_len);

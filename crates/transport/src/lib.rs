@@ -1,12 +1,14 @@
 //! Moves the bytes of one TCP connection another way. Knows no hook and no Arrow.
 //!
-//! [`connection`] is one connection's life, [`search`] its way to its peer; [`stream`] its bytes, and `room` how many of them may be
-//! unread; `socket` its bells; `wait`, [`spin`] and [`ready`] its sleepers. Below them are [`ring`], [`control`] and [`segment`] (what peers share), [`arena`] and [`lock`] (what forks share) and
+//! [`connection`] is one connection's life, [`search`] its way to its peer; [`stream`] its bytes, `brief` the usual
+//! ones, and `room` how many of them may be unread; `socket` its bells; `wait`, [`spin`] and [`ready`] its sleepers. Below them are [`ring`], [`control`] and [`segment`] (what peers share), [`arena`] and [`lock`] (what forks share) and
 //! [`rendezvous`] (how two ends on one host meet). With another host the fabric is [`verbs`], and both ends meet by a
 //! [`greeting`] on the TCP connection itself.
 
 pub mod arena;
 pub mod arrival;
+#[cfg(not(loom))]
+mod brief;
 pub mod buffers;
 #[cfg(not(loom))]
 pub mod chime;

@@ -254,11 +254,30 @@ impl<'a, M: Memory> Producer<'a, M> {
     /// # Safety
     /// `source` is readable for `length` bytes.
     pub unsafe fn push(&self, source: *const u8, length: usize) -> Result<Pushed, Lie> {
+        // SAFETY: the caller's promise.
+        unsafe { self.push_at_least(1, source, length) }
+    }
+
+    /// As [`Self::push`], but all of it or nothing.
+    ///
+    /// # Safety
+    /// As for [`Self::push`].
+    pub unsafe fn push_whole(&self, source: *const u8, length: usize) -> Result<Pushed, Lie> {
+        // SAFETY: the caller's promise.
+        unsafe { self.push_at_least(length, source, length) }
+    }
+
+    /// As [`Self::push`], but nothing if fewer than `least` bytes fit.
+    ///
+    /// # Safety
+    /// As for [`Self::push`].
+    #[inline]
+    unsafe fn push_at_least(&self, least: usize, source: *const u8, length: usize) -> Result<Pushed, Lie> {
         let window = self.current()?;
         let space = self.space_for(length as u64, window)?;
         let head = self.control.head();
         let count = self.back(window, head, length.min(usize::try_from(space).unwrap_or(usize::MAX)));
-        if count == 0 {
+        if count < least || count == 0 {
             return Ok(Pushed::default());
         }
         let (offset, to_end) = window.locate(head);

@@ -54,7 +54,7 @@ use crate::room::Wide;
 use crate::verbs::link::Link;
 
 use ends::Windows;
-pub(crate) use ends::{Inlet, Outlet};
+pub(crate) use ends::{InMemory, Inlet, Outlet};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSs");
 const VERSION: u32 = 6;
@@ -565,6 +565,23 @@ impl Segment {
     pub(crate) fn inlet(&self) -> Inlet<'_> {
         let control = self.incoming();
         Inlet { control, memory: self.direction(1 - self.role as usize).1, link: self.link() }
+    }
+
+    /// The sending end, and the receiving end, if the peer shares this memory. The caller holds the lock of the one that it uses.
+    #[inline]
+    pub(crate) fn ends_in_memory(&self) -> Option<(InMemory<'_>, InMemory<'_>)> {
+        let end = |index| {
+            let (control, windows) = self.direction(index);
+            InMemory { control, windows }
+        };
+        let role = self.role as usize;
+        self.link().is_none().then(|| (end(role), end(1 - role)))
+    }
+
+    /// What this process remembers of the outgoing direction.
+    #[inline]
+    pub(crate) fn known(&self) -> &Known {
+        &self.known
     }
 
     /// Asks for the memory of the next byte to be near this processor, for a reader that looks for it. Threads that meet here

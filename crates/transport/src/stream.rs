@@ -44,7 +44,7 @@ pub(crate) const PIECE: usize = 32 << 10;
 const GATHERED: usize = 2048;
 
 /// Pushes without any progress of the consumer after which the sender asks the kernel whether the peer lives.
-const BLIND_PUSHES: u64 = 16;
+pub(crate) const BLIND_PUSHES: u64 = 16;
 
 /// What came over TCP.
 pub(crate) struct Taken {

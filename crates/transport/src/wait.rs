@@ -48,8 +48,10 @@ impl Connection {
         let mut total = 0;
         let mut vain = VainWaits::default();
         let mut has_slept = false;
+        let mut has_spun = false;
         loop {
-            match self.try_recv(fd, target, flags) {
+            let brief = if has_spun { self.take_briefly(fd, target, flags) } else { None };
+            match brief.unwrap_or_else(|| self.try_recv(fd, target, flags)) {
                 Ok(0) => return Ok(total),
                 Ok(count) => {
                     self.blind_reads.store(0, Ordering::Relaxed);
@@ -62,7 +64,7 @@ impl Connection {
                     return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
                 }
                 Err(Errno::AGAIN) => match self.wait_readable(fd, at_once, blocks, &mut has_slept) {
-                    Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => {}
+                    Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => has_spun = true,
                     Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                     Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
                 },
@@ -78,9 +80,20 @@ impl Connection {
         }
     }
 
+    /// As [`Self::recv_briefly`], for who has waited, and wants as soon as can be what has come.
+    fn take_briefly(&self, fd: i32, target: &mut Buffers<'_>, flags: i32) -> Option<Result<usize, Errno>> {
+        let (piece, length) = target.piece();
+        if flags & !libc::MSG_DONTWAIT != 0 {
+            return None;
+        }
+        // SAFETY: the application vouches for its buffer.
+        let result = unsafe { self.recv_briefly(fd, piece, length, flags != 0) };
+        result.inspect(|result| target.advance(result.unwrap_or(0)))
+    }
+
     /// Whether a read that must not wait, and found nothing in memory, may say so without asking the kernel: only the
     /// peer's sudden death is news there. The kernel gets its turn after some reads.
-    fn answers_blindly(&self, at_once: bool) -> bool {
+    pub(crate) fn answers_blindly(&self, at_once: bool) -> bool {
         let must_not_wait =
             at_once || (self.nonblocking.load(Ordering::Relaxed) && self.block.held_only_by(process::id()));
         must_not_wait && self.recv_settled() && !self.is_kernels_turn()
@@ -89,6 +102,11 @@ impl Connection {
     /// Whether a call that memory can answer should ask the kernel all the same: every eighth time.
     pub fn is_kernels_turn(&self) -> bool {
         self.blind_reads.fetch_add(1, Ordering::Relaxed) % BLIND_READS == BLIND_READS - 1
+    }
+
+    /// Whether the next [`Self::is_kernels_turn`] is likely to be true.
+    pub(crate) fn is_kernels_turn_next(&self) -> bool {
+        self.blind_reads.load(Ordering::Relaxed) % BLIND_READS == BLIND_READS - 1
     }
 
     /// recv(2) of no bytes: waits as long as it would for one, and leaves it there. The kernel looks no further once it has waited,

@@ -74,6 +74,14 @@ unsafe fn transmit_ours(
     cancellable(|| unsafe { stream::transmit(fd, list, flags, kernel) })
 }
 
+/// Makes the call by `body`, which may leave it to others.
+fn briefly(body: impl FnOnce() -> Option<isize>) -> Option<isize> {
+    /// No call returns so many.
+    const LEFT: isize = isize::MIN;
+    let result = cancellable(|| body().unwrap_or(LEFT));
+    (result != LEFT).then_some(result)
+}
+
 /// read(2).
 ///
 /// # Safety
@@ -94,7 +102,11 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> 
 #[inline(never)]
 unsafe fn read_ours(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
-    unsafe { receive_ours(fd, &one(buffer.cast(), count), 0, || real::read(fd, buffer, count)) }
+    unsafe {
+        briefly(|| stream::receive_briefly(fd, buffer.cast(), count, 0)).unwrap_or_else(|| {
+            receive_ours(fd, &one(buffer.cast(), count), 0, || real::read(fd, buffer, count))
+        })
+    }
 }
 
 /// `read` as fortified programs call it (glibc, `_FORTIFY_SOURCE`).
@@ -126,7 +138,11 @@ pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, count: size_t, fla
 #[inline(never)]
 unsafe fn recv_ours(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
-    unsafe { receive_ours(fd, &one(buffer.cast(), count), flags, || real::recv(fd, buffer, count, flags)) }
+    unsafe {
+        briefly(|| stream::receive_briefly(fd, buffer.cast(), count, flags)).unwrap_or_else(|| {
+            receive_ours(fd, &one(buffer.cast(), count), flags, || real::recv(fd, buffer, count, flags))
+        })
+    }
 }
 
 /// `recv` as fortified programs call it.
@@ -466,7 +482,11 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) 
 #[inline(never)]
 unsafe fn write_ours(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
-    unsafe { transmit_ours(fd, &one(buffer.cast(), count), 0, || real::write(fd, buffer, count)) }
+    unsafe {
+        briefly(|| stream::transmit_briefly(fd, buffer.cast(), count, 0)).unwrap_or_else(|| {
+            transmit_ours(fd, &one(buffer.cast(), count), 0, || real::write(fd, buffer, count))
+        })
+    }
 }
 
 /// writev(2).
@@ -505,7 +525,11 @@ pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, count: size_t, f
 #[inline(never)]
 unsafe fn send_ours(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
-    unsafe { transmit_ours(fd, &one(buffer.cast(), count), flags, || real::send(fd, buffer, count, flags)) }
+    unsafe {
+        briefly(|| stream::transmit_briefly(fd, buffer.cast(), count, flags)).unwrap_or_else(|| {
+            transmit_ours(fd, &one(buffer.cast(), count), flags, || real::send(fd, buffer, count, flags))
+        })
+    }
 }
 
 /// sendto(2). On a connected TCP socket the address is ignored, as the kernel does; on `AF_UNIX` it is an error.

@@ -179,8 +179,9 @@ fn wait_mixed(
 }
 
 /// Whether the kernel may know of more than memory shows: of room to write, as long as that is over TCP; of the death of a peer
-/// whose stream has ended, or its answer to what is sent over TCP; of anything that went back to TCP; and where nothing is there to
-/// be read, of what still comes over TCP, and of the peer's death, for which it is asked now and then.
+/// whose stream has ended, or its answer to what is sent over TCP; of anything that went back to TCP; of what still comes over TCP,
+/// also behind bytes that have been put aside; and where nothing is there to be read, of the peer's death, for which it is asked now and
+/// then.
 fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
     polled.iter().any(|one| {
         let (connection, asked) = (one.call.connection(), asked(fds, one));
@@ -190,7 +191,8 @@ fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
         connection.has_returned()
             || sends_by_tcp && asked & bit::WRITE & !shown != 0
             || connection.peer_has_ended() && (!connection.block.has(flag::PEER_GONE) || may_be_reset())
-            || shown & bit::READ == 0 && (!connection.recv_settled() || connection.is_kernels_turn())
+            || !connection.recv_settled()
+            || shown & bit::READ == 0 && connection.is_kernels_turn()
     })
 }
 
@@ -321,10 +323,13 @@ fn sleep(
     result
 }
 
-/// Whether the kernel has more to say of a connection than the program is to know: bytes or an end that it did not ask for, or a
-/// reset that may mean nothing. Only further arrivals may wake.
+/// Whether the kernel has more to say of a connection than the program is to know: bytes or an end that it did not ask for, a
+/// reset that may mean nothing, or a bell that somebody else needs. Only further arrivals may wake.
 fn is_stuck(fds: &[pollfd], one: &Polled) -> bool {
-    (!one.clear || one.call.connection().block.has(flag::SHUT_RD)) && asked(fds, one) & bit::READ == 0
+    let connection = one.call.connection();
+    let is_unasked = asked(fds, one) & bit::READ == 0;
+    !one.clear && (is_unasked || connection.recv_settled())
+        || is_unasked && connection.block.has(flag::SHUT_RD)
         || is_behind_bytes(fds, one)
 }
 

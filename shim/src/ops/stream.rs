@@ -126,6 +126,41 @@ pub(crate) fn has_unread(fd: i32) -> bool {
     })
 }
 
+/// Flags that change nothing for a call that need not wait, and does not fail.
+const OF_WAITING: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+
+/// Receives up to `length` bytes, if there is no more to it than to take them from the ring ([`Connection::recv_briefly`]).
+///
+/// # Safety
+/// The buffer is the application's.
+#[inline]
+pub(crate) unsafe fn receive_briefly(fd: i32, target: *mut u8, length: usize, flags: i32) -> Option<isize> {
+    let call = table::enter_quickly(fd).filter(|_| flags & !OF_WAITING == 0)?;
+    let at_once = flags & libc::MSG_DONTWAIT != 0;
+    // SAFETY: the caller's promise.
+    let result = unsafe { call.connection().recv_briefly(fd, target, length, at_once)? };
+    if call.slot.kicked.load(Ordering::Relaxed) && !call.connection().readable() {
+        epoll::calm(call.slot);
+    }
+    Some(errno::count(result))
+}
+
+/// Sends `length` bytes, if there is no more to it ([`Connection::send_briefly`]).
+///
+/// # Safety
+/// The buffer is the application's.
+#[inline]
+pub(crate) unsafe fn transmit_briefly(
+    fd: i32,
+    source: *const u8,
+    length: usize,
+    flags: i32,
+) -> Option<isize> {
+    let call = table::enter_quickly(fd).filter(|_| flags & !OF_WAITING == 0)?;
+    // SAFETY: the caller's promise.
+    unsafe { call.connection().send_briefly(fd, source, length) }.map(usize::cast_signed)
+}
+
 /// Sends what only the kernel can carry on an `AF_UNIX` connection: `kernel` sends `asked` bytes with something beside them.
 #[cold]
 pub(crate) fn transmit_with_control(

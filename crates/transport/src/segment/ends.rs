@@ -109,6 +109,40 @@ impl Inlet<'_> {
     }
 }
 
+/// One direction that the peer shares.
+#[derive(Debug)]
+pub(crate) struct InMemory<'a> {
+    pub(crate) control: &'a Control,
+    pub(super) windows: Windows,
+}
+
+impl InMemory<'_> {
+    /// See [`Producer::push_whole`].
+    ///
+    /// # Safety
+    /// `source` is readable for `length` bytes.
+    #[inline]
+    pub(crate) unsafe fn push_whole(
+        &self,
+        known: &Known,
+        source: *const u8,
+        length: usize,
+    ) -> Result<Pushed, Lie> {
+        // SAFETY: the caller's promise.
+        unsafe { Producer::new(self.control, &self.windows, known).push_whole(source, length) }
+    }
+
+    /// See [`Consumer::pop`].
+    ///
+    /// # Safety
+    /// `target` is writable for `length` bytes.
+    #[inline]
+    pub(crate) unsafe fn pop(&self, target: *mut u8, length: usize) -> Result<Popped, Lie> {
+        // SAFETY: the caller's promise.
+        unsafe { Consumer::new(self.control, &self.windows).pop(target, length) }
+    }
+}
+
 /// The windows of one direction in a mapped segment. Valid while the segment is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows {

@@ -45,8 +45,8 @@ pub(crate) struct Set {
     is_vacant: AtomicBool,
     /// How often the lock was taken and given back: odd while somebody has it.
     turns: AtomicU32,
-    /// Waits, by which the kernel's turn comes.
-    pub(super) waits: AtomicU32,
+    /// When the kernel was last asked before memory ([`thallus_transport::arrival::now`]).
+    pub(super) asked_at: AtomicU64,
     /// Numbers the looks at memory: each reports a registration once.
     pub(super) rounds: AtomicU32,
     /// Where among the hot registrations the next short look begins.
@@ -234,7 +234,7 @@ impl Set {
             sleepers: AtomicU64::new(0),
             is_vacant: AtomicBool::new(true),
             turns: AtomicU32::new(0),
-            waits: AtomicU32::new(1),
+            asked_at: AtomicU64::new(0),
             rounds: AtomicU32::new(1),
             looked_at: AtomicUsize::new(0),
             patience: Patience::new(),

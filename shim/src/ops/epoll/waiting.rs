@@ -32,8 +32,8 @@ const FEW: usize = 64;
 const VAIN_LOOKS: [usize; 2] = [512 * FEW, 16];
 /// The part of the hot registrations that turns cold in one wait, at most: each may take a system call.
 const COOLED_AT_ONCE: usize = 16;
-/// Waits that memory alone answers between two looks at the kernel's own descriptors.
-const MEMORY_ONLY: u32 = 8;
+/// How long memory alone answers waits between two looks at the kernel's own descriptors, by [`arrival::now`]: some 10 to 20 µs.
+const MEMORY_ONLY: u64 = if cfg!(target_arch = "x86_64") { 40_000 } else { 15_000 };
 /// Reports on connections of ours that such a look passes over, at most, in search of others.
 const PASSED_OVER: u32 = 64;
 
@@ -117,9 +117,8 @@ impl Set {
         let mut begun = None;
         loop {
             let round = self.rounds.fetch_add(1, Ordering::Relaxed);
-            // The kernel's own descriptors come first now and then, or busy rings would hide them. Not by the rounds: a wait
-            // may take two, and with an odd number every time.
-            let asked = self.waits.fetch_add(1, Ordering::Relaxed).is_multiple_of(MEMORY_ONLY);
+            // The kernel's own descriptors come first now and then, or busy rings would hide them.
+            let asked = self.is_kernels_turn();
             let have = if asked { self.glance(epfd, events)?.0 } else { 0 };
             let ready = have + self.collect(&mut events[have..], round, false);
             if ready > 0 {
@@ -148,11 +147,38 @@ impl Set {
         }
     }
 
+    /// Whether the kernel has not been asked for a while. Threads that wait at once may both ask.
+    fn is_kernels_turn(&self) -> bool {
+        let now = arrival::now();
+        let is_due = now.wrapping_sub(self.asked_at.load(Ordering::Relaxed)) >= MEMORY_ONLY;
+        if is_due {
+            self.asked_at.store(now, Ordering::Relaxed);
+        }
+        is_due
+    }
+
     /// Reports what the rings of the hot registrations show, except what round `round` has reported already, in the order in which it
     /// came. `spun`: a spin has found it.
     fn collect(&'static self, events: &mut [epoll_event], round: u32, spun: bool) -> usize {
         let Some(mut members) = self.lock() else { return 0 };
         let Members { by_fd, hot, is_crowded, .. } = &mut *members;
+        if let &[fd] = hot.as_slice() {
+            // There is no order.
+            *is_crowded = events.len() < 2;
+            let (Some(event), Some(member)) = (events.first_mut(), by_fd.get_mut(&fd)) else { return 0 };
+            let bits = if member.round == round { 0 } else { member.report(0, round) };
+            if bits == 0 {
+                return 0;
+            }
+            *event = epoll_event { events: bits, u64: member.data };
+            if spun {
+                member.connection().block.spin_hits.fetch_add(1, Ordering::Relaxed);
+            }
+            if member.spent {
+                members.sync(self, fd);
+            }
+            return 1;
+        }
         let many = hot.len() > FEW;
         let enough = (VAIN_LOOKS[0] / hot.len().max(1)).max(VAIN_LOOKS[1]);
         let most = hot.len().div_ceil(COOLED_AT_ONCE);
