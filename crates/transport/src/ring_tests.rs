@@ -87,6 +87,11 @@ fn push(producer: &Producer<'_, Heap>, bytes: &[u8]) -> usize {
     unsafe { producer.push(bytes.as_ptr(), bytes.len()) }.unwrap().bytes
 }
 
+fn push_whole(producer: &Producer<'_, Heap>, bytes: &[u8]) -> usize {
+    // SAFETY: a live slice.
+    unsafe { producer.push_whole(bytes.as_ptr(), bytes.len()) }.unwrap().bytes
+}
+
 fn pop(consumer: &Consumer<'_, Heap>, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     // SAFETY: a live vector.
@@ -98,6 +103,7 @@ fn pop(consumer: &Consumer<'_, Heap>, count: usize) -> Vec<u8> {
 #[derive(Clone, Debug)]
 enum Step {
     Push(usize),
+    PushWhole(usize),
     Pop(usize),
     Grow(u64),
     Shrink,
@@ -107,6 +113,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0usize..40_000).prop_map(Step::Push),
+        2 => (0usize..12_000).prop_map(Step::PushWhole),
         4 => (0usize..50_000).prop_map(Step::Pop),
         1 => (0u64..3_000_000).prop_map(Step::Grow),
         1 => Just(Step::Shrink),
@@ -131,6 +138,12 @@ let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::
                     let done = push(&producer, &bytes);
                     prop_assert_eq!(done, count.min(space));
                     model.extend(&bytes[..done]);
+                }
+                Step::PushWhole(count) => {
+                    let fits = count as u64 <= producer.space().unwrap();
+                    let bytes = vec![count as u8; count];
+                    prop_assert_eq!(push_whole(&producer, &bytes), if fits { count } else { 0 });
+                    model.extend(bytes.iter().filter(|_| fits));
                 }
                 Step::Pop(count) => {
                     let expected: Vec<u8> = model.drain(..count.min(model.len())).collect();
@@ -175,6 +188,12 @@ let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::
                 Step::Push(count) => {
                     let bytes: Vec<u8> = (0..count).map(|at| (turn * 31 + at) as u8).collect();
                     let done = push(producer, &bytes);
+                    model.extend(&bytes[..done]);
+                }
+                Step::PushWhole(count) => {
+                    let bytes = vec![turn as u8; count];
+                    let done = push_whole(producer, &bytes);
+                    prop_assert!(done == 0 || done == count);
                     model.extend(&bytes[..done]);
                 }
                 Step::Pop(count) => {

@@ -83,7 +83,8 @@ impl Connection {
     /// As [`Self::recv_briefly`], for who has waited, and wants as soon as can be what has come.
     fn take_briefly(&self, fd: i32, target: &mut Buffers<'_>, flags: i32) -> Option<Result<usize, Errno>> {
         let (piece, length) = target.piece();
-        if flags & !libc::MSG_DONTWAIT != 0 {
+        // What there is fills one piece after the other.
+        if flags & !libc::MSG_DONTWAIT != 0 || length < target.left() {
             return None;
         }
         // SAFETY: the application vouches for its buffer.

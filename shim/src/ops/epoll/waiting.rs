@@ -117,8 +117,9 @@ impl Set {
         let mut begun = None;
         loop {
             let round = self.rounds.fetch_add(1, Ordering::Relaxed);
-            // The kernel's own descriptors come first now and then, or busy rings would hide them.
-            let asked = self.is_kernels_turn();
+            // The kernel's own descriptors come first now and then, or busy rings would hide them. If these have nothing, the kernel is
+            // asked below.
+            let asked = self.is_kernels_turn() && self.stirs();
             let have = if asked { self.glance(epfd, events)?.0 } else { 0 };
             let ready = have + self.collect(&mut events[have..], round, false);
             if ready > 0 {
