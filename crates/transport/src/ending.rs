@@ -45,6 +45,13 @@ impl Connection {
         }
     }
 
+    /// This side is about to shut down receiving, and may have shut down both directions before.
+    pub fn note_deaf_again(&self) {
+        if let Some(segment) = self.segment() {
+            self.note_repeat(segment, end::DEAF);
+        }
+    }
+
     /// This side is about to set `bit` of [`end`]: an edge at the peer also if it has before.
     fn note_repeat(&self, segment: &Segment, bit: u32) {
         let rare = &segment.outgoing().rare.0;

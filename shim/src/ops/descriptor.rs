@@ -224,6 +224,9 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         let result = if how == libc::SHUT_WR {
             0
         } else {
+            if how == libc::SHUT_RD {
+                connection.note_deaf_again();
+            }
             block.raise(flag::SHUT_RD);
             connection.go_deaf();
             // Wakes this side's sleepers. Without SHUT_WR, bells still pass to the peer.
