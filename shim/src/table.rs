@@ -117,6 +117,15 @@ pub(crate) fn enter_adult(fd: i32) -> Option<Call> {
     }
 }
 
+/// Whether `fd` is a connection that may leave TCP any moment, or has.
+#[inline]
+pub(crate) fn may_be_upgraded(fd: i32) -> bool {
+    cell(fd).is_some_and(|cell| {
+        let word = cell.load(Ordering::Relaxed);
+        word != 0 && word & (TAG | released::RELEASED) == 0
+    })
+}
+
 /// As [`enter_adult`], for who has another way if the entry is anything else, or changes.
 #[inline]
 pub(crate) fn enter_quickly(fd: i32) -> Option<Call> {

@@ -129,8 +129,8 @@ pub struct Rare {
     pub window_start: [AtomicU64; CLASSES as usize],
     /// Bits of [`end`].
     pub end: AtomicU32,
-    /// Count of application bytes that the producer's side has taken from TCP, but for those that it has put aside once both sides are
-    /// ready: should it die, the peer knows whether it had read them.
+    /// Count of application bytes that the producer's side has taken from TCP, but for those that it has put aside (of `AF_UNIX`: once
+    /// both sides are ready): should it die, the peer knows whether it had read them.
     pub taken: AtomicU64,
     /// Of `AF_UNIX`, until the client says that it is ready: count of application bytes that the producer's side has sent over the
     /// kernel's socket. This and [`Self::taken`] are true while both [`Self::counting`] are even.

@@ -74,10 +74,14 @@ unsafe fn transmit_ours(
     cancellable(|| unsafe { stream::transmit(fd, list, flags, kernel) })
 }
 
-/// Makes the call by `body`, which may leave it to others.
-fn briefly(body: impl FnOnce() -> Option<isize>) -> Option<isize> {
+/// Makes a call on `fd` by `body`, which may leave it to others.
+#[inline]
+fn briefly(fd: c_int, body: impl FnOnce() -> Option<isize>) -> Option<isize> {
     /// No call returns so many.
     const LEFT: isize = isize::MIN;
+    if !table::may_be_upgraded(fd) {
+        return None;
+    }
     let result = cancellable(|| body().unwrap_or(LEFT));
     (result != LEFT).then_some(result)
 }
@@ -103,7 +107,7 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> 
 unsafe fn read_ours(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
     unsafe {
-        briefly(|| stream::receive_briefly(fd, buffer.cast(), count, 0)).unwrap_or_else(|| {
+        briefly(fd, || stream::receive_briefly(fd, buffer.cast(), count, 0)).unwrap_or_else(|| {
             receive_ours(fd, &one(buffer.cast(), count), 0, || real::read(fd, buffer, count))
         })
     }
@@ -139,7 +143,7 @@ pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, count: size_t, fla
 unsafe fn recv_ours(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
     unsafe {
-        briefly(|| stream::receive_briefly(fd, buffer.cast(), count, flags)).unwrap_or_else(|| {
+        briefly(fd, || stream::receive_briefly(fd, buffer.cast(), count, flags)).unwrap_or_else(|| {
             receive_ours(fd, &one(buffer.cast(), count), flags, || real::recv(fd, buffer, count, flags))
         })
     }
@@ -483,7 +487,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) 
 unsafe fn write_ours(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
     unsafe {
-        briefly(|| stream::transmit_briefly(fd, buffer.cast(), count, 0)).unwrap_or_else(|| {
+        briefly(fd, || stream::transmit_briefly(fd, buffer.cast(), count, 0)).unwrap_or_else(|| {
             transmit_ours(fd, &one(buffer.cast(), count), 0, || real::write(fd, buffer, count))
         })
     }
@@ -526,7 +530,7 @@ pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, count: size_t, f
 unsafe fn send_ours(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
     unsafe {
-        briefly(|| stream::transmit_briefly(fd, buffer.cast(), count, flags)).unwrap_or_else(|| {
+        briefly(fd, || stream::transmit_briefly(fd, buffer.cast(), count, flags)).unwrap_or_else(|| {
             transmit_ours(fd, &one(buffer.cast(), count), flags, || real::send(fd, buffer, count, flags))
         })
     }

@@ -117,12 +117,12 @@ impl Set {
         let mut begun = None;
         loop {
             let round = self.rounds.fetch_add(1, Ordering::Relaxed);
-            // The kernel's own descriptors come first now and then, or busy rings would hide them. If these have nothing, the kernel is
-            // asked below.
-            let asked = self.is_kernels_turn() && self.stirs();
+            // The kernel's own descriptors come first now and then, or busy rings would hide them.
+            let asked = self.is_busy.load(Ordering::Relaxed) && self.is_kernels_turn();
             let have = if asked { self.glance(epfd, events)?.0 } else { 0 };
             let ready = have + self.collect(&mut events[have..], round, false);
             if ready > 0 {
+                self.is_busy.store(true, Ordering::Relaxed);
                 return Ok(ready);
             }
             if timeout == Some(Duration::ZERO) {
@@ -134,6 +134,7 @@ impl Set {
             // Not before it is needed: most waits of a busy loop end above.
             let deadline = *begun.get_or_insert_with(|| deadline_of(timeout));
             let (spin, count) = self.spin(epfd, events, remaining(deadline))?;
+            self.is_busy.store(count > 0, Ordering::Relaxed);
             if count > 0 {
                 return Ok(count);
             }
