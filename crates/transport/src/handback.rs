@@ -5,7 +5,7 @@
 //! the segment instead. The side that wants to leave, under both locks of its end, so that neither its reads nor its writes
 //! move any position:
 //!
-//! 1. sets [`end::RETURN`] and `handing`, and rings once more if somebody sleeps;
+//! 1. sets [`end::RETURN`] and `handing`, and rings once more;
 //! 2. goes on at once if the ring to it is empty ([`FINAL`]): whatever the peer publishes after that, it sees the request
 //!    before it publishes more. Else it waits for the peer to take over ([`TAKEN`]), who declines if that could block
 //!    it. If nothing comes, it takes its request back, and nothing has changed;
@@ -186,10 +186,8 @@ impl Connection {
         outgoing.rung.0.handing.store(ASKED, Ordering::SeqCst);
         // With the fence after each publish: the peer sees this, or this side sees that.
         fence(Ordering::SeqCst);
-        // Unread, it would make a reset of the end, should the peer be killed before its next call.
-        let someone_sleeps =
-            outgoing.data_armed.0.has_sleepers() || segment.incoming().space_armed.0.has_sleepers();
-        if !(someone_sleeps && self.put_bell(fd)) {
+        // Also if nobody sleeps: who has seen it counted may be about to take it, and would take the application's next byte.
+        if !self.put_bell(fd) {
             bells.fetch_sub(1, Ordering::SeqCst);
         }
         (aside == 0 && self.has_all(fd, segment) && change(outgoing, ASKED, FINAL))
