@@ -99,6 +99,7 @@ impl Connection {
                 && !self.is_unusual(&from, &back)
         };
         if from.control.is_empty() {
+            // The rest after that: bytes of the ring may be moved to the side buffer.
             let says_so = is_usual() && !self.is_kernels_turn_next() && self.answers_blindly(at_once);
             return says_so.then_some(Err(Errno::AGAIN));
         }

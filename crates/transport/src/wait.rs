@@ -48,9 +48,9 @@ impl Connection {
         let mut total = 0;
         let mut vain = VainWaits::default();
         let mut has_slept = false;
-        let mut has_spun = false;
+        let mut has_waited = false;
         loop {
-            let brief = if has_spun { self.take_briefly(fd, target, flags) } else { None };
+            let brief = if has_waited { self.take_briefly(fd, target, flags) } else { None };
             match brief.unwrap_or_else(|| self.try_recv(fd, target, flags)) {
                 Ok(0) => return Ok(total),
                 Ok(count) => {
@@ -64,7 +64,9 @@ impl Connection {
                     return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
                 }
                 Err(Errno::AGAIN) => match self.wait_readable(fd, at_once, blocks, &mut has_slept) {
-                    Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => has_spun = true,
+                    Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => {
+                        has_waited = true
+                    }
                     Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                     Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
                 },

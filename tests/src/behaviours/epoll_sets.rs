@@ -356,8 +356,7 @@ fn takes_out_server(side: &Side) {
 
 /// The peer answers while the wait spins, so that none ends before, or in the kernel.
 fn pipe_beside_a_busy_one(side: &Side, fd: Fd) {
-    // By the clock the kernel is asked long before.
-    const WAITS: usize = 1000;
+    const WAITS: usize = 64;
     let (reading, writing) = calls::pipe().expect("pipe");
     let epfd = calls::epoll_create().expect("epoll_create1");
     calls::epoll_add(epfd, fd, EPOLLIN, 1).expect("EPOLL_CTL_ADD");

@@ -45,8 +45,8 @@ pub(crate) struct Set {
     is_vacant: AtomicBool,
     /// How often the lock was taken and given back: odd while somebody has it.
     turns: AtomicU32,
-    /// Memory has answered the last wait, so that the kernel was not asked.
-    pub(super) is_busy: AtomicBool,
+    /// Waits that memory has answered since the kernel was asked.
+    pub(super) answers: AtomicU32,
     /// When the kernel was last asked before memory ([`thallus_transport::arrival::now`]).
     pub(super) asked_at: AtomicU64,
     /// Numbers the looks at memory: each reports a registration once.
@@ -236,7 +236,7 @@ impl Set {
             sleepers: AtomicU64::new(0),
             is_vacant: AtomicBool::new(true),
             turns: AtomicU32::new(0),
-            is_busy: AtomicBool::new(false),
+            answers: AtomicU32::new(0),
             asked_at: AtomicU64::new(0),
             rounds: AtomicU32::new(1),
             looked_at: AtomicUsize::new(0),

@@ -32,8 +32,10 @@ const FEW: usize = 64;
 const VAIN_LOOKS: [usize; 2] = [512 * FEW, 16];
 /// The part of the hot registrations that turns cold in one wait, at most: each may take a system call.
 const COOLED_AT_ONCE: usize = 16;
-/// How long memory alone answers waits between two looks at the kernel's own descriptors, by [`arrival::now`]: some 10 to 20 µs.
-const MEMORY_ONLY: u64 = if cfg!(target_arch = "x86_64") { 40_000 } else { 15_000 };
+/// Waits that memory alone answers between two looks at the kernel's own descriptors, at most,
+const MEMORY_ONLY: u32 = 32;
+/// and how long it does, by [`arrival::now`]: some 10 to 20 µs.
+const MEMORY_ONLY_FOR: u64 = if cfg!(target_arch = "x86_64") { 40_000 } else { 15_000 };
 /// Reports on connections of ours that such a look passes over, at most, in search of others.
 const PASSED_OVER: u32 = 64;
 
@@ -118,11 +120,11 @@ impl Set {
         loop {
             let round = self.rounds.fetch_add(1, Ordering::Relaxed);
             // The kernel's own descriptors come first now and then, or busy rings would hide them.
-            let asked = self.is_busy.load(Ordering::Relaxed) && self.is_kernels_turn();
+            let asked = self.is_kernels_turn();
             let have = if asked { self.glance(epfd, events)?.0 } else { 0 };
             let ready = have + self.collect(&mut events[have..], round, false);
             if ready > 0 {
-                self.is_busy.store(true, Ordering::Relaxed);
+                self.note_answer();
                 return Ok(ready);
             }
             if timeout == Some(Duration::ZERO) {
@@ -134,10 +136,11 @@ impl Set {
             // Not before it is needed: most waits of a busy loop end above.
             let deadline = *begun.get_or_insert_with(|| deadline_of(timeout));
             let (spin, count) = self.spin(epfd, events, remaining(deadline))?;
-            self.is_busy.store(count > 0, Ordering::Relaxed);
             if count > 0 {
+                self.note_answer();
                 return Ok(count);
             }
+            self.answers.store(0, Ordering::Relaxed);
             let (count, own) = self.sleep(epfd, events, remaining(deadline), mask)?;
             if count > 0 {
                 self.patience.ended(own == 0);
@@ -149,14 +152,27 @@ impl Set {
         }
     }
 
-    /// Whether the kernel has not been asked for a while. Threads that wait at once may both ask.
+    /// Whether memory has answered the last waits, and the kernel has not been asked for a while. Of threads that wait at once both may ask,
+    /// and their waits may count as one.
     fn is_kernels_turn(&self) -> bool {
+        let answers = self.answers.load(Ordering::Relaxed);
+        if answers == 0 {
+            // It has been asked, and will be if memory has nothing.
+            return false;
+        }
         let now = arrival::now();
-        let is_due = now.wrapping_sub(self.asked_at.load(Ordering::Relaxed)) >= MEMORY_ONLY;
+        let is_due = answers >= MEMORY_ONLY
+            || now.wrapping_sub(self.asked_at.load(Ordering::Relaxed)) >= MEMORY_ONLY_FOR;
         if is_due {
             self.asked_at.store(now, Ordering::Relaxed);
+            self.answers.store(0, Ordering::Relaxed);
         }
         is_due
+    }
+
+    /// Memory has answered a wait.
+    fn note_answer(&self) {
+        self.answers.store(self.answers.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
     }
 
     /// Reports what the rings of the hot registrations show, except what round `round` has reported already, in the order in which it
