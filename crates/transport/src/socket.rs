@@ -269,6 +269,11 @@ impl Side for Socket<'_> {
             // They may be for another program.
             return false;
         }
+        if self.segment.link().is_none() && !self.segment.is_ready() {
+            // The peer may stay on the kernel's socket for good: should this side end before it has read them, the kernel has to know.
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            return tcp::unread(unsafe { std::os::fd::BorrowedFd::borrow_raw(self.fd) }) == Ok(0);
+        }
         self.connection.absorb(self.fd, self.segment, keep_one)
     }
 

@@ -10,7 +10,7 @@ use thallus_transport::arena::flag;
 use thallus_transport::reason::Reason;
 use thallus_transport::segment::Segment;
 use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
-use thallus_transport::unix;
+use thallus_transport::{tcp, unix};
 
 use crate::ops::epoll;
 use crate::ops::stream::settle;
@@ -221,14 +221,22 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             // The peer has asked meanwhile, and looks at its kernel alone for the end.
             let _ = connection.mend(fd);
         }
-        let result = if how == libc::SHUT_WR {
-            0
-        } else {
+        if how != libc::SHUT_WR {
             if how == libc::SHUT_RD {
                 connection.note_deaf_again();
             }
             block.raise(flag::SHUT_RD);
             connection.go_deaf();
+        }
+        // Before the kernel wakes who is to be told of it.
+        block.shutdowns.fetch_add(1, Ordering::SeqCst);
+        let result = if how == libc::SHUT_WR {
+            if tcp::peer_has_closed(fd) {
+                // Nobody reads bells any more: that wakes who waits for edges in other processes.
+                call();
+            }
+            0
+        } else {
             // Wakes this side's sleepers. Without SHUT_WR, bells still pass to the peer.
             match call() {
                 // The peer's kernel has reset it, for unread bells.
@@ -237,7 +245,6 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             }
         };
         connection.shut_for_both(fd);
-        block.shutdowns.fetch_add(1, Ordering::SeqCst);
         errno::keep(|| epoll::stalled(entered.slot));
         return if is_over { errno::int(Err(Errno::NOTCONN)) } else { result };
     }

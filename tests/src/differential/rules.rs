@@ -29,8 +29,8 @@ pub(super) const LEAVES_ROOM: u64 = 6 << 10;
 /// So much of several buffers arrives at once.
 pub(super) const TOGETHER: usize = 2048;
 
-/// So many waits in a row see all that an epoll set has to report: those for which memory alone has an answer put off a look
-/// at connections on TCP up to seven times (docs/limitations.md).
+/// So many waits in a row see all that an epoll set has to report: one for which memory alone has an answer puts off a look at
+/// connections on TCP for some microseconds (docs/limitations.md).
 pub(super) const WAITS: usize = 9;
 
 /// Processes of one end.
@@ -434,7 +434,8 @@ fn polled(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
                 }
                 if connection.wild { u32::MAX } else { hidden }
             }
-            // docs/limitations.md: the end of a connection makes a set readable for others also if nobody asks for it.
+            // docs/limitations.md: the end of a connection makes a set readable for others also if nobody asks for it, and so does the end of
+            // reading.
             Some(Kind::Set(_)) if model.connections.iter().any(is_smeared_or_ended) => u32::MAX,
             // docs/limitations.md: room may be told of with bytes that are taken by now.
             Some(Kind::Set(set)) if model.tell_of_room.contains(set) => u32::MAX,
@@ -447,7 +448,8 @@ fn polled(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
 }
 
 fn is_smeared_or_ended(connection: &Connection) -> bool {
-    connection.smeared || connection.flows.iter().any(|flow| flow.ended)
+    let reads_no_more = connection.shut.iter().any(|&[reading, _]| reading);
+    connection.smeared || reads_no_more || connection.flows.iter().any(|flow| flow.ended)
 }
 
 /// Room to write is no news where it never lacked, so the kernel tells of it now and then, with other news; the library may
