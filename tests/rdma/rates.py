@@ -17,8 +17,11 @@ from pathlib import Path
 SERVER = "10.0.0.2"
 RSOCKETS = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so"
 TURNS = 5
+LOOP_TURNS = 3
 # Bytes, and rounds.
 SIZES = [(8, 2000), (64 << 10, 200)]
+# Bytes, rounds, and connections of one event loop on each side.
+LOOP = [8, 100, 50]
 DEADLINE = 120
 
 
@@ -27,8 +30,8 @@ def on(host: str, settings: dict[str, str], command: list[str]) -> list[str]:
     return ["on", host, "env", "-i", *[f"{key}={value}" for key, value in (path | settings).items()], *command]
 
 
-def round_trips(program: str, settings: dict[str, str], size: int, rounds: int, port: int) -> float:
-    numbers = [SERVER, str(port), str(size), str(rounds)]
+def round_trips(program: str, settings: dict[str, str], port: int, *load: int) -> float:
+    numbers = [SERVER, str(port), *map(str, load)]
     server = subprocess.Popen(on("b", settings, [program, "serve", *numbers]))
     time.sleep(1)
     client = subprocess.run(on("a", settings, [program, "ask", *numbers]), capture_output=True, text=True, timeout=DEADLINE)
@@ -68,14 +71,23 @@ def main() -> None:
         for _ in range(TURNS):
             for name, settings in transports.items():
                 port += 1
-                rates.setdefault(name, []).append(round_trips(program, settings, size, rounds, port))
+                rates.setdefault(name, []).append(round_trips(program, settings, port, size, rounds))
             rates.setdefault("ib_write_lat", []).append(write_latency(size, rounds))
         middle = {name: statistics.median(found) for name, found in rates.items()}
         for name, found in rates.items():
             print(f"{size:6} B  {name:12}  {middle[name]:8.0f}  ({min(found):.0f} to {max(found):.0f})")
         print(f"{size:6} B  Thallus / rsockets {middle['Thallus'] / middle['rsockets']:.2f}, "
               f"latency / ib_write_lat {middle['ib_write_lat'] / middle['Thallus']:.2f}", flush=True)
-    wanted = 2 * TURNS * len(SIZES)
+    # rsockets has no epoll. Without spinning each message finds a sleeper.
+    loops = {"TCP": {}, "Thallus": peers, "Thallus, which sleeps": {"THALLUS_SPIN_US": "0", **peers}}
+    rates = {name: [] for name in loops}
+    for _ in range(LOOP_TURNS):
+        for name, settings in loops.items():
+            port += 1
+            rates[name].append(round_trips(program, settings, port, *LOOP))
+    for name, found in rates.items():
+        print(f"{LOOP[2]} connections in a loop  {name:21}  {statistics.median(found):8.0f}  ({min(found):.0f} to {max(found):.0f})", flush=True)
+    wanted = 2 * TURNS * len(SIZES) + 2 * LOOP[2] * LOOP_TURNS * 2
     if verbs(stats) != wanted:
         sys.exit(f"{verbs(stats)} of {wanted} connections went over RDMA")
     shutil.rmtree(stats)

@@ -16,7 +16,7 @@ const SIGNED: usize = LENGTH - 32;
 
 /// Begins each greeting: no protocol in use begins so.
 const MAGIC: [u8; 15] = *b"\x00\xf5THALLUS-RDMA\xc3";
-const VERSION: u8 = 6;
+const VERSION: u8 = 7;
 
 /// A secret of one connection, so that no reply fits another's HELLO.
 pub type Nonce = [u8; 16];

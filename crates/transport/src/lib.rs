@@ -6,6 +6,8 @@
 //! [`greeting`] on the TCP connection itself.
 
 pub mod arena;
+#[cfg(not(loom))]
+pub mod arming;
 pub mod arrival;
 #[cfg(not(loom))]
 mod brief;

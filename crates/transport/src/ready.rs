@@ -261,11 +261,14 @@ impl Connection {
         if writes {
             self.grow_for_sleeper(fd, segment);
         }
-        let side = self.socket(fd, segment);
-        if self.may_leave_bells(segment) {
-            waiting::arm_words(&side, writes, wakes);
-        } else {
-            waiting::arm_cold(&side, writes, wakes);
+        waiting::arm_words(&self.socket(fd, segment), writes, wakes);
+        self.armed(fd, segment);
+    }
+
+    /// A registration in an event loop has been announced, and the peer knows.
+    pub(crate) fn armed(&self, fd: i32, segment: &Segment) {
+        if !self.may_leave_bells(segment) {
+            waiting::take_leftovers(&self.socket(fd, segment));
         }
         self.look_for_the_end(fd, segment);
         self.mend_if_failing(fd);
@@ -327,6 +330,9 @@ impl Connection {
     /// and that memory does not show.
     pub fn observe(&self, fd: i32, events: u32) -> u32 {
         let Some(segment) = self.segment() else { return events };
+        if let Some(link) = segment.link() {
+            link.doubt();
+        }
         let mut bits = events & bit::PRI;
         if let Ok(_guard) = self.lock_receiving(fd) {
             self.look_for_down(fd);

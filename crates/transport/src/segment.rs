@@ -624,10 +624,15 @@ impl Segment {
     /// it has done. On one host both do at once. `is_closed` tells whether the peer has closed its socket: then nothing more
     /// comes. Fails if the fabric has.
     pub(crate) fn sync(&self, is_closed: impl Fn() -> bool) -> Result<(), Errno> {
-        match self.link().filter(|_| self.is_ready()) {
+        match self.link_to_ask() {
             Some(link) => link.sync(self.incoming(), self.outgoing(), is_closed),
             None => Ok(()),
         }
+    }
+
+    /// The link by which [`Self::sync`] has to ask the peer's host.
+    pub(crate) fn link_to_ask(&self) -> Option<&Link> {
+        self.link().filter(|_| self.is_ready())
     }
 
     /// Marks the end of what this side sends; bits of [`crate::control::end`]. True if a sleeper has to be rung for.

@@ -148,8 +148,8 @@ impl UnixRule {
 pub enum Order {
     /// By one RDMA WRITE: the device places its bytes in order.
     OneWrite,
-    /// Its last word by a second RDMA WRITE: the device places one write's bytes in any order, but all of them before those
-    /// of the next.
+    /// Its last word by a second RDMA WRITE, unless it is short and packed (docs/wire.md): the device places one write's bytes in any
+    /// order, but all of them before those of the next.
     TwoWrites,
 }
 

@@ -218,29 +218,28 @@ pub(crate) fn arm(side: &impl Side, reads: bool, writes: bool, wakes: Wakes) -> 
     announced == Ok(true) && clear
 }
 
-/// Arms for a registration in an event loop: for data, and for space if it `writes`. Bells that are left over are taken
-/// away if nobody needs them.
-pub(crate) fn arm_cold(side: &impl Side, writes: bool, wakes: Wakes) {
-    arm_words(side, writes, wakes);
+/// Takes bells away that are left over, if nobody needs them.
+pub(crate) fn take_leftovers(side: &impl Side) {
     if let Ok(_guard) = side.lock() {
         drain(side);
     }
 }
 
-/// Announces a sleeper, without looking at bells.
+/// Arms for a registration in an event loop: for data, and for space if it `writes`. Bells may be left, for [`take_leftovers`].
 pub(crate) fn arm_words(side: &impl Side, writes: bool, wakes: Wakes) {
     arm_both(side, writes, wakes);
     side.sync();
 }
 
-fn arm_both(side: &impl Side, writes: bool, wakes: Wakes) {
+/// The same in this side's own words alone: [`Side::sync`] has to follow.
+pub(crate) fn arm_both(side: &impl Side, writes: bool, wakes: Wakes) {
     side.incoming().data_armed.0.arm(wakes);
     if writes {
         side.outgoing().space_armed.0.arm(wakes);
     }
 }
 
-/// Undoes [`arm`], [`arm_cold`] and [`arm_words`].
+/// Undoes [`arm`] and [`arm_words`].
 pub(crate) fn disarm(incoming: &Control, outgoing: &Control, writes: bool, wakes: Wakes) {
     incoming.data_armed.0.disarm(wakes);
     if writes {

@@ -27,6 +27,15 @@ enum Rule {
     NoWait,
     /// The sender looks for sleepers before it notes what it has posted.
     LooksFirst,
+    /// The event loop takes it that the sender still rings, though the kernel has reported a bell.
+    NoDoubt,
+}
+
+impl Rule {
+    /// What would be found anyway with a bell that comes before its reason, is not the matter.
+    fn rings_early(self) -> bool {
+        matches!(self, Self::Kept | Self::NoDoubt)
+    }
 }
 
 /// The sending side, and what the other one reads and writes there.
@@ -66,7 +75,19 @@ struct Receiver {
     drained: AtomicU64,
     zero: AtomicU64,
     switched: AtomicU32,
+    asked: Mutex<Asked>,
     sender: Arc<Sender>,
+}
+
+/// What an event loop knows of the sender since it has asked last, as `verbs::link` and `verbs::word::Vouched` do.
+#[derive(Default)]
+struct Asked {
+    /// Messages that had been posted, and bells announced, if none of these was after the sender could see the sleepers.
+    at: Option<(u64, u64)>,
+    /// Arrivals on TCP that the kernel has reported.
+    reported: u64,
+    /// Some of them were after that.
+    doubtful: bool,
 }
 
 fn over_rdma(rule: Rule) -> (Arc<Sender>, Arc<Receiver>) {
@@ -90,6 +111,7 @@ fn over_rdma(rule: Rule) -> (Arc<Sender>, Arc<Receiver>) {
         drained: AtomicU64::new(0),
         zero: AtomicU64::new(0),
         switched: AtomicU32::new(1),
+        asked: Mutex::new(Asked::default()),
         sender: sender.clone(),
     });
     (sender, receiver)
@@ -114,7 +136,7 @@ impl Sender {
             // As `waiting::ring`.
             let count = self.control.rung.0.count.fetch_add(1, Ordering::SeqCst) + 1;
             self.post(Write::Bells(count));
-            if self.rule == Rule::Kept {
+            if self.rule.rings_early() {
                 self.put_bell();
             }
         }
@@ -145,8 +167,7 @@ impl Sender {
             }
             drop(memory);
             self.link.arrival.notify_all();
-            if matches!(write, Write::Bells(_)) && self.rule != Rule::Kept {
-                // What would be found anyway with a bell that comes before its reason, is not the matter.
+            if matches!(write, Write::Bells(_)) && !self.rule.rings_early() {
                 self.put_bell();
             }
         }
@@ -164,11 +185,11 @@ impl Receiver {
         self.incoming.head.0.position.fetch_max(written.messages, Ordering::AcqRel);
     }
 
-    /// As its namesake in `verbs::link`, behind a WRITE and the READ of what has been posted.
-    fn await_posted(&self) {
+    /// As its namesake in `verbs::link`, behind a WRITE and the READ of what has been posted, which it returns.
+    fn await_posted(&self) -> u64 {
         fence(Ordering::SeqCst);
         if self.sender.rule == Rule::NoRead {
-            return;
+            return 0;
         }
         let posted = self.sender.posted.load(Ordering::Acquire);
         let link = &self.sender.link;
@@ -177,6 +198,7 @@ impl Receiver {
             memory = link.arrival.wait(memory).unwrap();
         }
         self.note(&memory);
+        posted
     }
 
     /// As `verbs::link::Link::depart` and `freeze`: how many messages have come by then.
@@ -196,20 +218,23 @@ impl Receiver {
         }
     }
 
+    /// As a recv(2) of one message that does not wait. Whether there was one.
+    fn take(&self) -> bool {
+        let _guard = Side::lock(self).unwrap();
+        self.scan();
+        if self.incoming.is_empty() {
+            return false;
+        }
+        self.incoming.release(self.incoming.tail() + 1);
+        if self.incoming.is_empty() {
+            waiting::drain(self);
+        }
+        true
+    }
+
     /// As a blocking recv(2) of one message.
     fn recv(&self) {
-        loop {
-            {
-                let _guard = Side::lock(self).unwrap();
-                self.scan();
-                if !self.incoming.is_empty() {
-                    self.incoming.release(self.incoming.tail() + 1);
-                    if self.incoming.is_empty() {
-                        waiting::drain(self);
-                    }
-                    return;
-                }
-            }
+        while !self.take() {
             waiting::sleep_for_data(self, |_| {
                 self.sender.link.pipe.sleep_until_readable();
                 self.await_count();
@@ -217,6 +242,64 @@ impl Receiver {
             })
             .unwrap();
         }
+    }
+
+    /// As an event loop that waits for one message on an edge-triggered set, and wakes at least once for other connections.
+    fn recv_in_a_loop(&self) {
+        let mut others = true;
+        while !self.take() {
+            // A look at the kernel uses its report up.
+            let arrivals = self.sender.link.pipe.lock().arrivals;
+            self.observe(arrivals);
+            let armed = &self.incoming.data_armed.0;
+            armed.arm(Wakes::ByTcp);
+            if !self.rings_anyway() {
+                self.ask();
+            }
+            if !std::mem::take(&mut others) && !self.is_readable() {
+                let reported = self.asked.lock().unwrap().reported;
+                let mut unread = self.sender.link.pipe.lock();
+                while unread.arrivals == reported {
+                    unread = self.sender.link.pipe.arrival.wait(unread).unwrap();
+                }
+            }
+            armed.disarm(Wakes::ByTcp);
+        }
+    }
+
+    /// Writes who sleeps.
+    fn announce(&self) {
+        self.sender.armed.store(self.incoming.data_armed.0.word(), Ordering::Release);
+    }
+
+    /// As `ready::Connection::observe`, of so many arrivals.
+    fn observe(&self, arrivals: u64) {
+        let mut asked = self.asked.lock().unwrap();
+        if std::mem::replace(&mut asked.reported, arrivals) != arrivals {
+            asked.doubtful = self.sender.rule != Rule::NoDoubt;
+            drop(asked);
+            let _guard = Side::lock(self).unwrap();
+            waiting::drain(self);
+        }
+    }
+
+    /// As `verbs::link::Link::ask`, and its answer.
+    fn ask(&self) {
+        self.asked.lock().unwrap().doubtful = false;
+        self.scan();
+        let before = self.incoming.rung.0.count.load(Ordering::Acquire);
+        self.announce();
+        let posted = self.await_posted();
+        let bells = self.incoming.rung.0.count.load(Ordering::Acquire);
+        self.asked.lock().unwrap().at = (bells == before).then_some((posted, bells));
+    }
+
+    /// As its namesake in `verbs::link`.
+    fn rings_anyway(&self) -> bool {
+        self.scan();
+        let now = (self.incoming.head(), self.incoming.rung.0.count.load(Ordering::Acquire));
+        let asked = self.asked.lock().unwrap();
+        asked.at == Some(now) && !asked.doubtful
     }
 }
 
@@ -276,7 +359,7 @@ impl Side for Receiver {
 
     /// As `verbs::link::Link::sync`.
     fn sync(&self) {
-        self.sender.armed.store(self.incoming.data_armed.0.word(), Ordering::Release);
+        self.announce();
         self.await_posted();
     }
 }
@@ -330,6 +413,33 @@ fn over_rdma_a_sleeper_that_does_not_wait_for_what_is_under_way_sleeps_on() {
 #[should_panic(expected = "deadlock")]
 fn over_rdma_a_sender_that_looks_first_leaves_a_sleeper_asleep() {
     explore_over_rdma(3, Rule::LooksFirst, 2, 1);
+}
+
+/// Two messages come to an event loop, which need not ask before each sleep.
+fn explore_a_loop(rule: Rule) {
+    explore(2, move || {
+        let (sender, receiver) = over_rdma(rule);
+        let event_loop = thread::spawn(move || (0..2).for_each(|_| receiver.recv_in_a_loop()));
+        let sends = {
+            let sender = sender.clone();
+            thread::spawn(move || (0..2).for_each(|_| sender.send()))
+        };
+        sender.deliver(2);
+        sends.join().unwrap();
+        sender.deliver(2);
+        event_loop.join().unwrap();
+    });
+}
+
+#[test]
+fn over_rdma_an_event_loop_gets_every_message() {
+    explore_a_loop(Rule::Kept);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn over_rdma_an_event_loop_that_takes_a_report_for_old_sleeps_on() {
+    explore_a_loop(Rule::NoDoubt);
 }
 
 /// A message is sent while the receiver leaves: it has come by then, or its sender sends it again.

@@ -162,7 +162,8 @@ fn a_poll_for_the_end_is_woken_behind_bytes_that_nobody_reads() {
 fn a_cold_registration_is_reported_beside_a_reader_that_drains() {
     explore(3, || {
         let (near, far) = switched_connection();
-        waiting::arm_cold(&*far, false, Wakes::ByTcp);
+        waiting::arm_words(&*far, false, Wakes::ByTcp);
+        waiting::take_leftovers(&*far);
         let reader = spawn_recv(&far);
         let event_loop = thread::spawn(move || far.recv_when_reported());
         assert_eq!(near.try_send(&[1; 2 * ROOM]), 2 * ROOM);
@@ -219,7 +220,8 @@ fn a_writer_takes_no_byte_from_an_event_loop_where_the_stream_leaves_tcp() {
         far.recv_switched.store(1, Ordering::Relaxed);
         let full = vec![0; class_size(0) as usize];
         assert_eq!(near.try_send(&full), full.len());
-        waiting::arm_cold(&*near, false, Wakes::ByTcp);
+        waiting::arm_words(&*near, false, Wakes::ByTcp);
+        waiting::take_leftovers(&*near);
         let writer = near.clone();
         let writer = thread::spawn(move || writer.send(1));
         let event_loop = thread::spawn(move || near.recv_when_reported());

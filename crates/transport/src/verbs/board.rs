@@ -46,21 +46,19 @@ fn mix(word: u64) -> u64 {
 pub(super) struct Board {
     /// Bytes of our outgoing ring that the peer has consumed, and of the stream.
     pub(super) credit: Said,
-    _pad0: [u64; 5],
     /// The peer's `data_armed` and `space_armed`.
     pub(super) armed: Said,
-    _pad1: [u64; 5],
+    /// The peer's word that it has nothing under way: what it had posted, and how often this side had rung. See
+    /// [`super::word`]. A peer that goes to sleep writes all three at once.
+    pub(super) word: Said,
+    _pad0: [u64; 7],
     /// [`CONNECTED`] once the peer is, too: from then on bytes may come in the ring. [`LEAVES`] once it is about to go back to TCP: what
     /// is posted after that it may not see.
     pub(super) ready: AtomicU64,
-    _pad2: [u64; 7],
+    _pad1: [u64; 7],
     /// Bells that the peer has counted, and how often it has rung; written after what they announce.
     pub(super) bells: Said,
-    _pad3: [u64; 5],
-    /// The peer's word that it has nothing under way: what it had posted, and how often this side had rung. See
-    /// [`super::word`].
-    pub(super) word: Said,
-    _pad4: [u64; 5],
+    _pad2: [u64; 5],
     /// Where our own reads arrive: what the peer has posted, consumed, consumed of the stream, and how often it has rung.
     pub(super) figures: [AtomicU64; 4],
     /// Where a read arrives that waits for what is before it: how often the peer has rung.
@@ -77,8 +75,9 @@ pub(super) const FIGURES_BYTES: u64 = 4096;
 /// Bytes before the ring.
 pub(super) const BOARD_BYTES: u64 = 4096;
 /// Bytes before the image of the peer's ring: where small writes come from.
-pub(super) const STAGE_BYTES: u64 = 4096;
-pub(super) const SLOT_BYTES: u64 = 32;
+pub(super) const STAGE_BYTES: u64 = 3 * 4096;
+/// Bytes of a small write: three times two words and their check.
+pub(super) const SLOT_BYTES: u64 = 72;
 
 const _: () = assert!(size_of::<Board>() < BOARD_BYTES as usize);
 const _: () = assert!(size_of::<Figures>() < FIGURES_BYTES as usize);

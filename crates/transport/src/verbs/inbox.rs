@@ -103,14 +103,12 @@ impl Inbox {
                 return Err(Lie);
             }
             let message = self.room.message(position)?.ok_or(Lie)?;
-            let data = if message.kind == Kind::Data { message.length } else { 0 };
+            let data = message.data();
             if skip < data {
                 let step = (data - skip).min(count - done);
-                let (offset, _) = self.room.locate(position);
-                let from = self.room.at(offset + 4 + skip);
                 let to = target.wrapping_add(done as usize);
-                // SAFETY: a message that has been checked lies within the ring; done + step ≤ length.
-                unsafe { std::ptr::copy_nonoverlapping(from, to, step as usize) };
+                // SAFETY: done + step ≤ length, and skip + step ≤ data.
+                unsafe { self.room.copy(position, message, skip, to, step) };
                 done += step;
                 skip = 0;
             } else {
@@ -131,8 +129,8 @@ impl Inbox {
         let mut position = start;
         let mut left = count + self.within.load(Ordering::Relaxed);
         // Control messages behind the last byte go, too, if they are there.
-        while let Some(Message { kind, length, span }) = self.room.message(position)? {
-            let data = if kind == Kind::Data { length } else { 0 };
+        while let Some(message) = self.room.message(position)? {
+            let (data, span) = (message.data(), message.span);
             if data > left {
                 break;
             }
@@ -142,7 +140,7 @@ impl Inbox {
             left -= data;
             self.room.clear(position, span);
             position += span;
-            if left == 0 && kind == Kind::Data {
+            if left == 0 && data > 0 {
                 break;
             }
         }
@@ -199,13 +197,13 @@ impl Arrivals for Inbox {
         let Some(message) = self.room.message(position)? else { return Ok(None) };
         let payload = match message.kind {
             Kind::Switch | Kind::End => self.room.control_payload(position, message),
-            Kind::Data | Kind::Pad => 0,
+            Kind::Data | Kind::Packed | Kind::Pad => 0,
         };
         Ok(Some(Arrival { message, payload }))
     }
 
     fn extent(&self, Arrival { message, .. }: Arrival) -> (u64, u64) {
-        (if message.kind == Kind::Data { message.length } else { 0 }, message.span)
+        (message.data(), message.span)
     }
 
     fn heed(&self, Arrival { message, payload }: Arrival, control: &Control) {
@@ -213,7 +211,7 @@ impl Arrivals for Inbox {
         match message.kind {
             Kind::Switch => rare.switched_at.store(payload, Ordering::SeqCst),
             Kind::End => drop(rare.end.fetch_or(payload as u32 & end::OF_STREAM, Ordering::SeqCst)),
-            Kind::Data | Kind::Pad => {}
+            Kind::Data | Kind::Packed | Kind::Pad => {}
         }
     }
 }

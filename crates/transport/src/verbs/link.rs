@@ -21,7 +21,7 @@ mod back;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Instant;
 
 use rustix::event::EventfdFlags;
@@ -35,13 +35,13 @@ use super::device;
 use super::ffi::access;
 use super::inbox::Inbox;
 use super::manager::{Nonce, Progress};
-use super::message::{Kind, OVERHEAD, Room, VALIDITY, span};
+use super::message::{Kind, OVERHEAD, PACKED_MOST, Room, VALIDITY};
 use super::queue::{DEPTH, Endpoint, INLINE_WANTED, LONGEST_WAIT, Poster, QueuePair, Request, Spot};
 use super::slab::Slab;
 use super::word::{Broken, ENDS, Promise, Vouched};
 use crate::arena::Role;
 use crate::control::{Control, end};
-use crate::lock::Lock;
+use crate::lock::{Guard, Lock};
 use crate::process;
 use crate::reason::Reason;
 use crate::ring::{Lie, Popped, Pushed};
@@ -68,6 +68,10 @@ pub struct Link {
     syncing: Lock,
     promise: Promise,
     vouched: Vouched,
+    /// The sleepers that this side has told the peer of last, for data and for space. Under `syncing`.
+    told_sleepers: [AtomicU32; 2],
+    /// The kernel has reported something since the peer was asked what it had posted.
+    doubtful: AtomicBool,
     /// The greatest credit that has come: bytes of the outgoing ring, and of the stream.
     known_credit: [AtomicU64; 2],
     order: Order,
@@ -137,6 +141,8 @@ impl Link {
             syncing: Lock::new(),
             promise: Promise::new(),
             vouched: Vouched::new(),
+            told_sleepers: [const { AtomicU32::new(0) }; 2],
+            doubtful: AtomicBool::new(false),
             known_credit: [const { AtomicU64::new(0) }; 2],
             order: settings().verbs.order,
             late: AtomicBool::new(false),
@@ -380,7 +386,7 @@ impl Link {
             let (offset, to_end) = self.outbox.locate(position);
             let free = self.free()?;
             let control = kind != Kind::Data;
-            let needed = if control { span(length) } else { 2 * OVERHEAD };
+            let needed = if control { kind.span(length) } else { 2 * OVERHEAD };
             let reserve = if control { 0 } else { RESERVE };
             if to_end < needed {
                 if free < to_end + reserve {
@@ -388,7 +394,7 @@ impl Link {
                 }
                 // SAFETY: a pad has no payload, and 8 bytes are left.
                 let size = unsafe { self.outbox.build(position, Kind::Pad, payload, 0) };
-                self.send(offset, size)?;
+                self.send(Kind::Pad, offset, size)?;
                 posted.store(position + to_end, Ordering::Release);
                 continue;
             }
@@ -397,15 +403,17 @@ impl Link {
                 return Ok(0);
             }
             let length = length.min(most - OVERHEAD);
+            let packs = !control && self.order == Order::TwoWrites && length <= PACKED_MOST;
+            let kind = if packs && Kind::Packed.span(length) <= most { Kind::Packed } else { kind };
             // SAFETY: readable by the caller's promise; it fits before the ring's end.
             let size = unsafe { self.outbox.build(position, kind, payload, length) };
-            self.send(offset, size)?;
-            posted.store(position + span(length), Ordering::Release);
+            self.send(kind, offset, size)?;
+            posted.store(position + kind.span(length), Ordering::Release);
             return Ok(length);
         }
     }
 
-    fn send(&self, offset: u64, size: usize) -> Result<(), Errno> {
+    fn send(&self, kind: Kind, offset: u64, size: usize) -> Result<(), Errno> {
         let poster = self.pair.begin(2)?;
         let part = |start: usize, end: usize| {
             let at = offset + start as u64;
@@ -413,9 +421,9 @@ impl Link {
             let to = Spot { address: self.theirs.inbox + BOARD_BYTES + at, key: self.theirs.inbox_key };
             Request::write(from, to, end - start).inline(poster.inline())
         };
-        match self.order {
-            Order::OneWrite => poster.post([part(0, size)]),
-            Order::TwoWrites => poster.post([part(0, size - VALIDITY), part(size - VALIDITY, size)]),
+        match (kind, self.order) {
+            (Kind::Packed, _) | (_, Order::OneWrite) => poster.post([part(0, size)]),
+            (_, Order::TwoWrites) => poster.post([part(0, size - VALIDITY), part(size - VALIDITY, size)]),
         }
         .map(drop)
     }
@@ -518,30 +526,80 @@ impl Link {
         is_closed: impl Fn() -> bool,
     ) -> Result<(), Errno> {
         let _uninterrupted = Uninterrupted::begin();
-        let _one = self.syncing.lock(process::thread())?;
-        let id = {
-            let poster = self.pair.begin(3)?;
-            let words = [incoming.data_armed.0.word(), outgoing.space_armed.0.word()];
-            self.vouched.arm(words[0], self.bells_announced());
-            let figures = self.figures();
-            let credit =
-                [&figures.consumed, &figures.consumed_stream].map(|word| word.load(Ordering::Acquire));
-            let id = poster.post([
-                self.words(&poster, 0, std::mem::offset_of!(Board, armed), &Said::of(words)),
-                self.words(&poster, 1, std::mem::offset_of!(Board, credit), &Said::of(credit)),
-                self.read_figures(),
-            ])?;
-            self.credited.store(credit[0], Ordering::Relaxed);
-            id
-        };
-        match self.pair.wait_for(id, || self.peer_has_gone(incoming) || is_closed()) {
-            // That is news, for whoever wants to sleep.
-            Err(Errno::PIPE) => return Ok(()),
-            done => done?,
+        let one = self.syncing.lock(process::thread())?;
+        self.ask(one, incoming, outgoing)?.take(incoming, is_closed)
+    }
+
+    /// The first half of [`Self::sync`], for who has several to ask: the answers are on their way at the same time. `None` if somebody
+    /// else is about to. Not to be interrupted until the answer has been taken.
+    pub(crate) fn try_ask(
+        &self,
+        incoming: &Control,
+        outgoing: &Control,
+    ) -> Option<Result<Question<'_>, Errno>> {
+        let one = self.syncing.try_lock(process::thread())?;
+        Some(self.ask(one, incoming, outgoing))
+    }
+
+    fn ask<'a>(
+        &'a self,
+        one: Guard<'a>,
+        incoming: &Control,
+        outgoing: &Control,
+    ) -> Result<Question<'a>, Errno> {
+        let poster = self.pair.begin(2)?;
+        self.doubtful.store(false, Ordering::SeqCst);
+        let words = [incoming.data_armed.0.word(), outgoing.space_armed.0.word()];
+        let announced = self.board().bells.read();
+        self.vouched.arm(words[0], announced.map(|words| words[0]));
+        let figures = self.figures();
+        let credit = [&figures.consumed, &figures.consumed_stream].map(|word| word.load(Ordering::Acquire));
+        let mut said = [[0; 3]; 3];
+        (said[0], said[1]) = (Said::of(credit), Said::of(words));
+        let mut count = 2;
+        // This side's word can't be true before the answer has come, but nobody takes it for true before all has arrived.
+        let posted = figures.posted.load(Ordering::Acquire);
+        if let Some([_, rings]) = announced
+            && self.promise.give(posted, rings)
+        {
+            said[2] = Said::of([posted, rings]);
+            count = 3;
         }
-        let (posted, rings) = self.await_posted(incoming, || false)?;
-        self.vouched.confirm(posted, self.bells_announced());
-        self.give_word(rings)
+        const { assert!(std::mem::offset_of!(Board, word) == 48 && std::mem::offset_of!(Board, armed) == 24) };
+        let id = poster.post([
+            self.words(&poster, 0, std::mem::offset_of!(Board, credit), said[..count].as_flattened()),
+            self.read_figures(),
+        ])?;
+        self.credited.store(credit[0], Ordering::Relaxed);
+        for (told, word) in self.told_sleepers.iter().zip(words) {
+            told.store(word as u32, Ordering::Relaxed);
+        }
+        Ok(Question { link: self, id, _one: one })
+    }
+
+    /// Whether the peer rings for what it posts next, though the sleepers who have been announced since it was asked last are news to it: it
+    /// knows of as many, has not rung for them, and nothing that was to be told with them has changed.
+    pub(crate) fn rings_anyway(&self, incoming: &Control, outgoing: &Control) -> bool {
+        let Some(_one) = self.syncing.try_lock(process::thread()) else { return false };
+        self.inbox.scan(incoming);
+        let sleepers = [&incoming.data_armed.0, &outgoing.space_armed.0].map(|armed| armed.word() as u32);
+        let [data, space] = [0, 1].map(|index: usize| self.told_sleepers[index].load(Ordering::Relaxed));
+        let figures = self.figures();
+        let bells = self.bells_announced();
+        sleepers == [data, space]
+            && (data != 0 && space == 0)
+            && !self.doubtful.load(Ordering::SeqCst)
+            && bells.is_some_and(|bells| self.vouched.is_for(self.inbox.arrived(), bells))
+            && self.promise.stands(figures.posted.load(Ordering::Acquire))
+            && self.credited.load(Ordering::Relaxed) == figures.consumed.load(Ordering::Acquire)
+            && !self.is_frozen()
+            && !self.inbox.peer_lied()
+            && self.is_usable()
+    }
+
+    /// The kernel has reported something on the connection: it may be a bell whose reason has not arrived, and there is no other.
+    pub(crate) fn doubt(&self) {
+        self.doubtful.store(true, Ordering::SeqCst);
     }
 
     /// A request that has the peer's figures come to the board.
@@ -616,6 +674,30 @@ impl Link {
     pub(crate) fn settle(&self, incoming: &Control) {
         let _ = self.give_credit();
         self.give_last_word(|| self.peer_has_gone(incoming));
+    }
+}
+
+/// The peer has been asked what it has posted ([`Link::try_ask`]). Nobody else asks meanwhile.
+#[derive(Debug)]
+pub(crate) struct Question<'a> {
+    link: &'a Link,
+    id: u64,
+    _one: Guard<'a>,
+}
+
+impl Question<'_> {
+    /// Waits for the answer, and for what it tells of: the second half of [`Link::sync`].
+    pub(crate) fn take(self, incoming: &Control, is_closed: impl Fn() -> bool) -> Result<(), Errno> {
+        let link = self.link;
+        match link.pair.wait_for(self.id, || link.peer_has_gone(incoming) || is_closed()) {
+            // That is news, for whoever wants to sleep.
+            Err(Errno::PIPE) => return Ok(()),
+            done => done?,
+        }
+        let (posted, rings) = link.await_posted(incoming, || false)?;
+        link.vouched.confirm(posted, link.bells_announced());
+        // Unless it has been given with the question.
+        link.give_word(rings)
     }
 }
 

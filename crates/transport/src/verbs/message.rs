@@ -8,6 +8,9 @@
 //! reader need not know which. Both words may be there in part when it looks, for iWARP devices take a TCP stream that
 //! is cut anywhere. So no byte of either is zero: a word of which a byte is missing is none, and nothing in a payload can
 //! be taken for the end of a shorter message.
+//!
+//! A short payload may be *packed* instead: seven bits to a byte, whose highest bit is set, and no validity word. The message is
+//! there when no byte of it is missing, so that one write does wherever a device places its bytes first.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -36,10 +39,12 @@ pub(super) enum Kind {
     Switch,
     /// `u32`: bits of [`crate::control::end`].
     End,
+    /// Bytes of the stream, packed.
+    Packed,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Data, Self::Pad, Self::Switch, Self::End];
+    const ALL: [Self; 5] = [Self::Data, Self::Pad, Self::Switch, Self::End, Self::Packed];
 
     fn code(self) -> u32 {
         match self {
@@ -47,7 +52,21 @@ impl Kind {
             Self::Pad => 1,
             Self::Switch => 2,
             Self::End => 3,
+            Self::Packed => 4,
         }
+    }
+
+    /// Bytes of a message, from its header to its last byte.
+    pub(super) const fn size(self, length: u64) -> u64 {
+        match self {
+            Self::Packed => 4 + packed(length),
+            _ => length + OVERHEAD,
+        }
+    }
+
+    /// Bytes of the ring that `length` bytes of payload take.
+    pub(super) const fn span(self, length: u64) -> u64 {
+        (self.size(length) + 7) & !7
     }
 }
 
@@ -59,6 +78,13 @@ pub(super) struct Message {
     pub(super) length: u64,
     /// Bytes of the ring.
     pub(super) span: u64,
+}
+
+impl Message {
+    /// Bytes that it adds to the stream.
+    pub(super) fn data(self) -> u64 {
+        if matches!(self.kind, Kind::Data | Kind::Packed) { self.length } else { 0 }
+    }
 }
 
 /// The header of a message whose payload is shorter than 16 MiB.
@@ -77,9 +103,30 @@ fn read_header(word: u32) -> Result<Option<(Kind, u64)>, Lie> {
     Ok(Some((kind, u64::from(bits & ((1 << LENGTH_BITS) - 1)))))
 }
 
-/// Bytes of the ring that `length` bytes of payload take.
-pub(super) const fn span(length: u64) -> u64 {
-    (length + OVERHEAD + 7) & !7
+/// The longest payload that is packed: with it, a message can still be carried by its request.
+pub(super) const PACKED_MOST: u64 = 28 * PIECE as u64;
+/// Bytes that eight bytes hold, packed.
+const PIECE: usize = 7;
+/// The highest bit of each byte.
+const PRESENT: u64 = 0x8080_8080_8080_8080;
+
+/// Bytes that `length` bytes take when they are packed.
+const fn packed(length: u64) -> u64 {
+    length + length.div_ceil(PIECE as u64)
+}
+
+/// The low 56 bits, seven to a byte.
+fn spread(bits: u64) -> u64 {
+    let x = (bits & 0x00ff_ffff_f000_0000) << 4 | bits & 0x0fff_ffff;
+    let x = (x & 0x0fff_c000_0fff_c000) << 2 | x & 0x0000_3fff_0000_3fff;
+    (x & 0x3f80_3f80_3f80_3f80) << 1 | x & 0x007f_007f_007f_007f
+}
+
+/// Undoes [`spread`].
+fn gather(word: u64) -> u64 {
+    let x = (word & 0x7f00_7f00_7f00_7f00) >> 1 | word & 0x007f_007f_007f_007f;
+    let x = (x & 0x3fff_0000_3fff_0000) >> 2 | x & 0x0000_3fff_0000_3fff;
+    (x & 0x0fff_ffff_0000_0000) >> 4 | x & 0x0fff_ffff
 }
 
 /// Memory of a ring of `size` bytes, a power of two.
@@ -122,15 +169,54 @@ impl Room {
             Kind::Pad => length != 0,
             Kind::Switch => length != 8,
             Kind::End => length != 4,
+            Kind::Packed => length == 0 || length > PACKED_MOST,
         };
-        let span = if kind == Kind::Pad { left } else { span(length) };
+        let span = if kind == Kind::Pad { left } else { kind.span(length) };
         if wrong || span > left {
             return Err(Lie);
+        }
+        if kind == Kind::Packed {
+            let is_here = self.packed_words(offset, length).all(|word| word & PRESENT == PRESENT);
+            fence(Ordering::Acquire);
+            return Ok(is_here.then_some(Message { kind, length, span }));
         }
         // SAFETY: within the ring, by the check above; it may be unaligned.
         let valid = unsafe { self.at(offset + 4 + length).cast::<u32>().read_unaligned() };
         fence(Ordering::Acquire);
         Ok((valid == VALID).then_some(Message { kind, length, span }))
+    }
+
+    /// The words of a packed payload of `length` bytes, whose message is at `offset`. In the last, what is no part of it is there, and 0.
+    fn packed_words(self, offset: u64, length: u64) -> impl Iterator<Item = u64> {
+        let (start, end) = (offset + 4, offset + 4 + packed(length));
+        (start..end).step_by(8).map(move |at| {
+            let count = (end - at).min(8) as usize;
+            let mut bytes = PRESENT.to_le_bytes();
+            // SAFETY: within the ring, as the caller has checked.
+            unsafe { std::ptr::copy_nonoverlapping(self.at(at), bytes.as_mut_ptr(), count) };
+            u64::from_le_bytes(bytes)
+        })
+    }
+
+    /// Copies `count` bytes of the payload of a `message` at `position`, from its byte `skip` on.
+    ///
+    /// # Safety
+    /// `target` is writable for `count` bytes, and skip + count ≤ the message's length.
+    pub(super) unsafe fn copy(self, position: u64, message: Message, skip: u64, target: *mut u8, count: u64) {
+        let (offset, _) = self.locate(position);
+        if message.kind != Kind::Packed {
+            // SAFETY: a message that has been checked lies within the ring.
+            unsafe { std::ptr::copy_nonoverlapping(self.at(offset + 4 + skip), target, count as usize) };
+            return;
+        }
+        let mut bytes = [0u8; PACKED_MOST as usize];
+        let length = message.length.min(PACKED_MOST);
+        for (piece, word) in bytes.chunks_mut(PIECE).zip(self.packed_words(offset, length)) {
+            piece.copy_from_slice(&gather(word).to_le_bytes()[..PIECE]);
+        }
+        let part = &bytes[skip as usize..][..count as usize];
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), target, part.len()) };
     }
 
     /// The payload of a control message at `position`.
@@ -143,7 +229,7 @@ impl Room {
         u64::from_le_bytes(bytes)
     }
 
-    /// Builds a message at `position`. How many bytes it has, from its header to its validity word.
+    /// Builds a message at `position`. How many bytes it has, from its header to its last byte.
     ///
     /// # Safety
     /// `payload` is readable for `length` bytes, and the message fits before the ring's end.
@@ -151,11 +237,36 @@ impl Room {
         let (offset, _) = self.locate(position);
         // SAFETY: within the ring, by the caller's promise.
         unsafe { self.at(offset).cast::<u32>().write(header(kind, length)) };
-        // SAFETY: as above; the payload is readable.
-        unsafe { std::ptr::copy_nonoverlapping(payload, self.at(offset + 4), length as usize) };
-        // SAFETY: as above.
-        unsafe { self.at(offset + 4 + length).cast::<u32>().write_unaligned(VALID) };
-        (length + OVERHEAD) as usize
+        if kind == Kind::Packed {
+            // SAFETY: the caller's promise.
+            unsafe { self.pack(offset + 4, payload, length) };
+        } else {
+            // SAFETY: as above; the payload is readable.
+            unsafe { std::ptr::copy_nonoverlapping(payload, self.at(offset + 4), length as usize) };
+            // SAFETY: as above.
+            unsafe { self.at(offset + 4 + length).cast::<u32>().write_unaligned(VALID) };
+        }
+        kind.size(length) as usize
+    }
+
+    /// Writes `length` bytes to `offset`, packed.
+    ///
+    /// # Safety
+    /// As for [`Self::build`].
+    unsafe fn pack(self, offset: u64, payload: *const u8, length: u64) {
+        let mut at = offset;
+        for start in (0..length as usize).step_by(PIECE) {
+            let count = (length as usize - start).min(PIECE);
+            let mut bytes = [0u8; 8];
+            let piece = payload.wrapping_add(start);
+            // SAFETY: start + count ≤ length.
+            unsafe { std::ptr::copy_nonoverlapping(piece, bytes.as_mut_ptr(), count) };
+            let word = (spread(u64::from_le_bytes(bytes)) | PRESENT).to_le_bytes();
+            let size = packed(count as u64);
+            // SAFETY: within the message, which fits.
+            unsafe { std::ptr::copy_nonoverlapping(word.as_ptr(), self.at(at), size as usize) };
+            at += size;
+        }
     }
 
     /// Makes the memory of a consumed message ready for another.
@@ -215,6 +326,39 @@ mod tests {
     }
 
     #[test]
+    fn a_packed_message_is_there_when_every_byte_is_and_says_what_was_packed() {
+        for length in 1..=PACKED_MOST {
+            let mut ring = vec![0u64; 64];
+            // SAFETY: 512 aligned bytes, alive as long as they are used.
+            let room = unsafe { Room::new(NonNull::new(ring.as_mut_ptr().cast()).unwrap(), 512) };
+            let payload: Vec<u8> = (0..length)
+                .map(|byte| (byte * 37 + length) as u8 & if byte % 3 == 0 { 0 } else { 0xff })
+                .collect();
+            // SAFETY: as many readable bytes, and room for them.
+            let size = unsafe { room.build(256, Kind::Packed, payload.as_ptr(), length) } as u64;
+            let message = Message { kind: Kind::Packed, length, span: (size + 7) & !7 };
+            assert_eq!(room.message(256), Ok(Some(message)));
+            for at in 0..size {
+                // SAFETY: inside the ring; also below.
+                let byte = unsafe { std::mem::take(&mut *room.at(256 + at)) };
+                assert_eq!(room.message(256), Ok(None), "byte {at} of {length}");
+                // SAFETY: as above.
+                unsafe { *room.at(256 + at) = byte };
+            }
+            for (skip, count) in
+                [(0, length), (length / 2, length - length / 2), (length - 1, 1), (length / 3, length / 3)]
+            {
+                let mut read = vec![0xaa; count as usize];
+                // SAFETY: as many writable bytes, of the message.
+                unsafe { room.copy(256, message, skip, read.as_mut_ptr(), count) };
+                assert_eq!(read, payload[skip as usize..][..count as usize]);
+            }
+            room.clear(256, message.span);
+            assert!(ring.iter().all(|&word| word == 0));
+        }
+    }
+
+    #[test]
     fn headers_are_read_as_they_were_written() {
         for kind in Kind::ALL {
             for length in [0, 1, 127, 128, 0x7fff, 8 << 20, (1 << LENGTH_BITS) - 1] {
@@ -256,6 +400,9 @@ mod tests {
             unknown,
             header(Kind::Switch, 4),
             header(Kind::Pad, 1),
+            header(Kind::Packed, 0),
+            header(Kind::Packed, 112),
+            header(Kind::Packed, PACKED_MOST + 1),
         ] {
             // SAFETY: inside the ring.
             unsafe { room.at(0).cast::<u32>().write(word) };

@@ -20,7 +20,7 @@ use super::board::{BOARD_BYTES, Figures, Memory, Place, STAGE_BYTES};
 use super::device;
 use super::ffi::access;
 use super::manager::Progress;
-use super::message::{Kind, OVERHEAD, Room, VALIDITY, span};
+use super::message::{Kind, OVERHEAD, Room, VALIDITY};
 use super::queue::{DEPTH, Endpoint, QueuePair, Request, Spot};
 use super::slab::Slab;
 use crate::arena::Role;
@@ -266,14 +266,14 @@ impl Wire {
     /// Makes room where the message was that [`Self::look`] has found.
     pub fn release(&mut self) {
         if self.run.way != Way::Counted {
-            self.inbox.clear(self.slot(self.received), span(self.run.size.into()));
+            self.inbox.clear(self.slot(self.received), Kind::Data.span(self.run.size.into()));
         }
         self.received += 1;
     }
 
     /// Where message `number` of the run begins.
     fn slot(&self, number: u64) -> u64 {
-        let bytes = span(self.run.size.into()).next_multiple_of(LINE);
+        let bytes = Kind::Data.span(self.run.size.into()).next_multiple_of(LINE);
         number % (RING / bytes) * bytes
     }
 

@@ -199,6 +199,6 @@ mod tests {
         let Place { figures, inbox, outbox } = slab.place();
         let offset = |part: NonNull<u8>| (part.addr().get() - slab.base.addr().get()) as u64;
         assert_eq!([figures, inbox, outbox].map(offset), [0, 4096, 8192 + RING]);
-        assert_eq!(Slab::bytes(RING), 8192 + RING + 4096 + RING);
+        assert_eq!(Slab::bytes(RING), 8192 + RING + 12288 + RING);
     }
 }

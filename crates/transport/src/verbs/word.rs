@@ -49,6 +49,11 @@ impl Promise {
         !same || before != rings
     }
 
+    /// Whether it is in force, and about all that has been `posted`.
+    pub(super) fn stands(&self, posted: u64) -> bool {
+        self.rings.load(Ordering::SeqCst) != NONE && self.posted.load(Ordering::SeqCst) == posted
+    }
+
     /// After a message has been posted, under the send lock. `rung` tells how often the peer has rung, if that is known.
     pub(super) fn after_a_message(&self, rung: impl FnOnce() -> Option<u64>) -> Broken {
         match self.rings.load(Ordering::SeqCst) {
@@ -139,6 +144,7 @@ mod tests {
         assert_eq!(promise.after_a_message(|| Some(0)), Broken::No);
         assert!(promise.give(24, 0));
         assert!(!promise.give(24, 0), "the peer has it");
+        assert!(promise.stands(24) && !promise.stands(32));
         assert_eq!(promise.after_a_message(|| Some(0)), Broken::ByThis);
         assert_eq!(promise.after_a_message(|| Some(0)), Broken::No);
         assert!(promise.give(24, 0), "it was taken back");

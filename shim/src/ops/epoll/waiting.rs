@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
+use thallus_transport::arming::{Arming, arm_together};
 use thallus_transport::arrival;
 use thallus_transport::control::Wakes;
 use thallus_transport::ready::bit;
@@ -378,7 +379,7 @@ impl Set {
         };
         self.sleepers.fetch_add(SLEEPING, Ordering::SeqCst);
         let mut armed = Vec::with_capacity(members.hot.len());
-        let mut ready = false;
+        let (mut far, mut ready) = (Vec::new(), false);
         let mut hot = std::mem::take(&mut members.hot);
         hot.retain(|&fd| {
             if !members.sync(self, fd) {
@@ -394,13 +395,20 @@ impl Set {
             let Some(member) = members.by_fd.get_mut(&fd) else { return false };
             member.idle_sleeps += 1;
             let writes = member.lacks_space();
-            let wakes = member.connection().wakes(listens);
-            member.connection().arm_cold(member.io, writes, wakes);
-            member.connection().block.sleeps.fetch_add(1, Ordering::Relaxed);
+            let (connection, wakes) = (member.connection(), member.connection().wakes(listens));
+            if connection.arms_by_asking() {
+                far.push(Arming { connection, fd: member.io, writes, wakes });
+            } else {
+                connection.arm_cold(member.io, writes, wakes);
+            }
+            connection.block.sleeps.fetch_add(1, Ordering::Relaxed);
             armed.push((member.slot.join(), writes, wakes));
             true
         });
         members.hot = hot;
+        if !far.is_empty() {
+            arm_together(&far);
+        }
         members.trim();
         (armed, ready)
     }

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::super::board::{Board, CONNECTED, LEAVES};
-use super::super::message::Kind;
 use super::Link;
 use crate::control::Control;
 use crate::process;
@@ -88,19 +87,10 @@ impl Link {
             if message.span > posted - position {
                 return None;
             }
-            if message.kind == Kind::Data {
-                let (offset, _) = self.outbox.locate(position);
-                let start = bytes.len();
-                bytes.resize(start + message.length as usize, 0);
-                // SAFETY: a message of our own image, which lies within it.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        self.outbox.at(offset + 4),
-                        bytes[start..].as_mut_ptr(),
-                        message.length as usize,
-                    );
-                }
-            }
+            let (start, data) = (bytes.len(), message.data());
+            bytes.resize(start + data as usize, 0);
+            // SAFETY: all of the message's data, for which there is room.
+            unsafe { self.outbox.copy(position, message, 0, bytes[start..].as_mut_ptr(), data) };
             position += message.span;
         }
         Some((control.head().checked_sub(bytes.len() as u64)?, bytes))
