@@ -1,97 +1,124 @@
-//! Arming several registrations of an event loop at once, over RDMA: before a sleep each connection has to ask its peer's host what
-//! it has posted ([`crate::verbs::link`]), and waits for the answer. All answers together take about as long as one.
+//! Arming several connections at once, over RDMA: before a sleep each has to ask its peer's host what that has posted
+//! ([`crate::verbs::link`]), and waits for the answer. All answers together take about as long as one.
 //!
 //! Who has asked holds a lock of each link until the answer has been taken, and so is never made to wait for another's: links that
 //! somebody else is asking come last, one by one.
 
 use crate::connection::Connection;
 use crate::control::Wakes;
+use crate::ready::bit;
 use crate::segment::Segment;
 use crate::uninterrupted::Uninterrupted;
-use crate::waiting::{self, Side};
+use crate::waiting::{self, Side, Sleeper};
 
-/// One registration to be armed, as by [`Connection::arm_cold`].
+/// One connection to be armed.
 #[derive(Clone, Copy, Debug)]
-pub struct Arming {
-    /// Its connection,
-    pub connection: &'static Connection,
-    /// and the descriptor of that, which stays open meanwhile.
+pub struct Arming<'a> {
+    /// It, by
+    pub connection: &'a Connection,
+    /// its descriptor, which stays open meanwhile.
     pub fd: i32,
-    /// For space as well as for data.
-    pub writes: bool,
-    /// Which bells wake it.
+    /// What is waited for, by poll(2)'s bits: for data in any case, and for space if that is among them.
+    pub asked: u32,
+    /// Which bells wake.
     pub wakes: Wakes,
 }
 
 impl Connection {
-    /// Whether arming means to ask the peer's host, so that [`arm_together`] saves time.
+    /// Whether arming means to ask the peer's host, so that to arm several at once saves time.
     #[inline]
     pub fn arms_by_asking(&self) -> bool {
         self.segment().is_some_and(|segment| segment.link_to_ask().is_some())
     }
 }
 
-impl Arming {
-    fn segment(&self) -> Option<&'static Segment> {
-        self.connection.segment()
+/// [`Connection::arm_cold`] of each of these. Always followed by one [`Connection::disarm_cold`] for each.
+pub fn arm_registrations(all: &[Arming<'_>]) {
+    let announce = |one: &Arming<'_>, segment: &Segment| {
+        waiting::arm_both(&one.connection.socket(one.fd, segment), one.asked & bit::WRITE != 0, one.wakes);
+        one.rings_anyway(segment)
+    };
+    let to_ask = all.iter().filter(|one| one.begin(announce) == Some(false)).copied().collect();
+    ask(to_ask);
+    for one in all {
+        if let Some(segment) = one.connection.segment() {
+            one.connection.armed(one.fd, segment);
+        }
     }
+}
 
-    /// Announces the sleeper in this side's words. Whether the peer has to be asked.
-    fn announce(&self) -> bool {
-        let Some(segment) = self.segment() else { return false };
-        if self.writes {
+/// [`Connection::arm`] of each of these, and what it returns. Always followed by one [`Connection::disarm`] for each.
+pub fn arm_calls<'a>(all: &[Arming<'a>]) -> Vec<bool> {
+    let mut to_ask = Vec::with_capacity(all.len());
+    let mut announce = |one: &Arming<'a>, segment: &Segment| {
+        let side = one.connection.socket(one.fd, segment);
+        let (reads, writes) = (one.asked & bit::READ != 0, one.asked & bit::WRITE != 0);
+        let sleeper = Sleeper::announce(&side, reads, writes, one.wakes);
+        if sleeper.found_bells() || !one.rings_anyway(segment) {
+            to_ask.push(*one);
+        }
+        sleeper
+    };
+    let sleepers: Vec<_> = all.iter().map(|one| one.begin(&mut announce)).collect();
+    ask(to_ask);
+    let finish = |(one, sleeper): (&Arming<'_>, Option<Sleeper>)| {
+        let (Some(segment), Some(sleeper)) = (one.connection.segment(), sleeper) else { return true };
+        let clear = sleeper.finish(&one.connection.socket(one.fd, segment));
+        one.connection.sleeps(one.fd, segment);
+        clear
+    };
+    all.iter().zip(sleepers).map(finish).collect()
+}
+
+impl Arming<'_> {
+    /// Announces the sleeper in this side's words, which `announce` does.
+    fn begin<T>(&self, announce: impl FnOnce(&Self, &Segment) -> T) -> Option<T> {
+        let segment = self.connection.segment()?;
+        if self.asked & bit::WRITE != 0 {
             self.connection.grow_for_sleeper(self.fd, segment);
         }
-        waiting::arm_both(&self.connection.socket(self.fd, segment), self.writes, self.wakes);
-        let rings_anyway = self.connection.recv_settled()
-            && segment
-                .link_to_ask()
-                .is_some_and(|link| link.rings_anyway(segment.incoming(), segment.outgoing()));
-        !rings_anyway
+        Some(announce(self, segment))
     }
 
-    fn sync(&self) {
-        if let Some(segment) = self.segment() {
+    /// Whether the peer need not be asked, now that the sleeper has been announced.
+    fn rings_anyway(&self, segment: &Segment) -> bool {
+        let Some(link) = segment.link_to_ask() else { return true };
+        self.connection.recv_settled() && link.rings_anyway(segment.incoming(), segment.outgoing())
+    }
+
+    fn sync(self) {
+        if let Some(segment) = self.connection.segment() {
             self.connection.socket(self.fd, segment).sync();
         }
     }
+}
 
-    fn finish(&self) {
-        if let Some(segment) = self.segment() {
-            self.connection.armed(self.fd, segment);
-        }
+/// Asks the peers of all of these, and takes their answers.
+fn ask(all: Vec<Arming<'_>>) {
+    if all.is_empty() {
+        return;
     }
-}
-
-/// [`Connection::arm_cold`] of each of these. Always followed by one [`Connection::disarm_cold`] for each.
-pub fn arm_together(all: &[Arming]) {
-    let to_ask: Vec<&Arming> = all.iter().filter(|one| one.announce()).collect();
-    let left = ask(&to_ask);
-    left.into_iter().for_each(Arming::sync);
-    all.iter().for_each(Arming::finish);
-}
-
-/// Asks as many as can be asked at once, and takes their answers. Those that could not.
-fn ask<'a>(all: &[&'a Arming]) -> Vec<&'a Arming> {
-    // A signal handler must not find a link that its own thread is asking.
-    let _uninterrupted = Uninterrupted::begin();
-    let mut asked = Vec::with_capacity(all.len());
     let mut left = Vec::new();
-    for &one in all {
-        let question = one.segment().and_then(|segment| {
-            let link = segment.link_to_ask()?;
-            Some((segment, link.try_ask(segment.incoming(), segment.outgoing())?))
-        });
-        match question {
-            Some((segment, Ok(question))) => asked.push((one, segment, question)),
-            Some((segment, Err(_))) => drop(one.connection.fabric_failed(segment)),
-            None => left.push(one),
+    {
+        // A signal handler must not find a link that its own thread is asking.
+        let _uninterrupted = Uninterrupted::begin();
+        let mut asked = Vec::with_capacity(all.len());
+        for one in all {
+            let question = one.connection.segment().and_then(|segment| {
+                let link = segment.link_to_ask()?;
+                Some((segment, link.try_ask(segment.incoming(), segment.outgoing())?))
+            });
+            match question {
+                Some((segment, Ok(question))) => asked.push((one, segment, question)),
+                Some((segment, Err(_))) => drop(one.connection.fabric_failed(segment)),
+                None => left.push(one),
+            }
+        }
+        for (one, segment, question) in asked {
+            if question.take(segment.incoming(), || crate::tcp::peer_has_closed(one.fd)).is_err() {
+                one.connection.fabric_failed(segment);
+            }
         }
     }
-    for (one, segment, question) in asked {
-        if question.take(segment.incoming(), || crate::tcp::peer_has_closed(one.fd)).is_err() {
-            one.connection.fabric_failed(segment);
-        }
-    }
-    left
+    left.into_iter().for_each(Arming::sync);
 }

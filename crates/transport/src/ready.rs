@@ -238,8 +238,7 @@ impl Connection {
         }
         let side = self.socket(fd, segment);
         let clear = waiting::arm(&side, asked & bit::READ != 0, asked & bit::WRITE != 0, wakes);
-        self.look_for_the_end(fd, segment);
-        self.mend_if_failing(fd);
+        self.sleeps(fd, segment);
         clear
     }
 
@@ -270,6 +269,11 @@ impl Connection {
         if !self.may_leave_bells(segment) {
             waiting::take_leftovers(&self.socket(fd, segment));
         }
+        self.sleeps(fd, segment);
+    }
+
+    /// A sleeper has been announced, and looks whether it may sleep.
+    pub(crate) fn sleeps(&self, fd: i32, segment: &Segment) {
         self.look_for_the_end(fd, segment);
         self.mend_if_failing(fd);
     }

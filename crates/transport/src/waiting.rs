@@ -155,42 +155,75 @@ pub(crate) fn sleep_for_data(
 /// before; the receive lock is not held meanwhile, for that may take as long as the network, and others must be able to read. True
 /// if no bell is left that the sleeper would trip over. Fails as the lock does; the sleeper stays announced.
 fn announce(side: &impl Side, arm: impl FnOnce()) -> Result<bool, Errno> {
-    let (incoming, outgoing) = (side.incoming(), side.outgoing());
-    let rung = || incoming.rung.0.count.load(Ordering::Acquire);
-    let drained = || side.drained().load(Ordering::Relaxed);
-    let mut counted = rung();
-    let mut spent = counted != drained();
-    arm();
-    // Once more for bells that come meanwhile.
-    for again in [true, false] {
-        if spent && outgoing.space_armed.0.has_sleepers() {
+    let announced = Announced::begin(side, arm);
+    side.sync();
+    announced.finish(side)
+}
+
+/// A sleeper for data that has been announced to who looks into this side's memory.
+#[derive(Clone, Copy, Debug)]
+struct Announced {
+    /// Bells that had been counted before.
+    counted: u64,
+    /// Not all of them have been taken.
+    spent: bool,
+}
+
+impl Announced {
+    /// Announces it; `arm` does. [`Side::sync`] has to follow.
+    fn begin(side: &impl Side, arm: impl FnOnce()) -> Self {
+        let announced = Self::count(side);
+        arm();
+        announced.renew_space(side);
+        announced
+    }
+
+    fn count(side: &impl Side) -> Self {
+        let counted = side.incoming().rung.0.count.load(Ordering::Acquire);
+        Self { counted, spent: counted != side.drained().load(Ordering::Relaxed) }
+    }
+
+    fn renew_space(self, side: &impl Side) {
+        let outgoing = side.outgoing();
+        if self.spent && outgoing.space_armed.0.has_sleepers() {
             outgoing.space_armed.0.renew();
         }
         fence(Ordering::SeqCst);
-        side.sync();
-        // Also for those who have not seen this sleeper, and take bells, or the TCP bytes before them: they are done with that now.
-        let _guard = side.lock()?;
-        if rung() == drained() {
+    }
+
+    /// The second half of [`announce`].
+    fn finish(self, side: &impl Side) -> Result<bool, Errno> {
+        let Some(later) = self.take(side)? else { return Ok(false) };
+        if !later.spent {
             return Ok(true);
         }
-        if !is_settled(side) {
-            return Ok(false);
-        }
-        if incoming.has_news() || outgoing.space_armed.0.has_sleepers() && side.has_space() {
-            return Ok(false);
-        }
-        let count = counted.wrapping_sub(drained());
-        if spent && count.cast_signed() > 0 {
-            side.take_bells(count);
-        }
-        counted = rung();
-        spent = counted != drained();
-        if !spent || !again {
-            break;
-        }
-        incoming.data_armed.0.renew();
+        // Once more for bells that have come meanwhile.
+        side.incoming().data_armed.0.renew();
+        later.renew_space(side);
+        side.sync();
+        Ok(later.take(side)?.is_some())
     }
-    Ok(true)
+
+    /// Takes the bells, and counts those that have come since. `None` if some have to stay.
+    fn take(self, side: &impl Side) -> Result<Option<Self>, Errno> {
+        let (incoming, outgoing) = (side.incoming(), side.outgoing());
+        let drained = || side.drained().load(Ordering::Relaxed);
+        // Also for those who have not seen this sleeper, and take bells, or the TCP bytes before them: they are done with that now.
+        let _guard = side.lock()?;
+        if Self::count(side).spent {
+            if !is_settled(side) {
+                return Ok(None);
+            }
+            if incoming.has_news() || outgoing.space_armed.0.has_sleepers() && side.has_space() {
+                return Ok(None);
+            }
+            let count = self.counted.wrapping_sub(drained());
+            if self.spent && count.cast_signed() > 0 {
+                side.take_bells(count);
+            }
+        }
+        Ok(Some(Self::count(side)))
+    }
 }
 
 /// Sleeps in `sleep` until `done`, or until something arrives that could have made it so. `sleep` is told whether
@@ -213,9 +246,35 @@ pub(crate) fn sleep_for_space(
 /// that the sleep is one. False if bells or bytes had to stay that would keep waking a call which does not
 /// ask for data.
 pub(crate) fn arm(side: &impl Side, reads: bool, writes: bool, wakes: Wakes) -> bool {
-    let clear = reads || side.lock().is_ok_and(|_guard| make_way(side));
-    let announced = announce(side, || arm_both(side, writes, wakes));
-    announced == Ok(true) && clear
+    let sleeper = Sleeper::announce(side, reads, writes, wakes);
+    side.sync();
+    sleeper.finish(side)
+}
+
+/// One in a waiting call, who has been announced to who looks into this side's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sleeper {
+    announced: Announced,
+    clear: bool,
+}
+
+impl Sleeper {
+    /// The first half of [`arm`]: [`Side::sync`] has to follow, and [`Self::finish`].
+    pub(crate) fn announce(side: &impl Side, reads: bool, writes: bool, wakes: Wakes) -> Self {
+        let clear = reads || side.lock().is_ok_and(|_guard| make_way(side));
+        Self { announced: Announced::begin(side, || arm_both(side, writes, wakes)), clear }
+    }
+
+    /// Whether it had bells to take.
+    pub(crate) fn found_bells(&self) -> bool {
+        self.announced.spent
+    }
+
+    /// What [`arm`] returns.
+    pub(crate) fn finish(self, side: &impl Side) -> bool {
+        let announced = self.announced.finish(side);
+        announced == Ok(true) && self.clear
+    }
 }
 
 /// Takes bells away that are left over, if nobody needs them.

@@ -9,6 +9,7 @@ use libc::{pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use thallus_transport::arena::flag;
+use thallus_transport::arming::{Arming, arm_calls};
 use thallus_transport::chime::Claim;
 use thallus_transport::control::Wakes;
 use thallus_transport::ready::bit;
@@ -290,14 +291,7 @@ fn sleep(
     mask: *const sigset_t,
 ) -> Result<i32, Errno> {
     let claim = Claim::take();
-    for one in polled.iter_mut() {
-        let asked = u32::from(fds[one.index].events.cast_unsigned());
-        let connection = one.call.connection();
-        let wakes = connection.wakes(claim.is_some());
-        one.clear = connection.arm(fds[one.index].fd, asked, wakes);
-        one.armed = Some(wakes);
-        connection.block.sleeps.fetch_add(1, Ordering::Relaxed);
-    }
+    arm(fds, polled, claim.is_some());
     let news = if take_stock(fds, polled) > 0 { News::Here } else { News::of(fds, polled) };
     let result = if matches!(news, News::Here) {
         glance(fds, polled, true)
@@ -321,6 +315,27 @@ fn sleep(
         one.clear = true;
     }
     result
+}
+
+/// Announces this sleeper, who `listens` for chimes, on each connection.
+fn arm(fds: &[pollfd], polled: &mut [Polled], listens: bool) {
+    let ask = polled.iter().filter(|one| one.call.connection().arms_by_asking()).count() > 1;
+    let armings = polled.iter().map(|one| {
+        let connection = one.call.connection();
+        Arming { connection, fd: fds[one.index].fd, asked: asked(fds, one), wakes: connection.wakes(listens) }
+    });
+    let armed: SmallVec<[(Wakes, bool); FEW]> = if ask {
+        let armings: Vec<_> = armings.collect();
+        arm_calls(&armings).into_iter().zip(&armings).map(|(clear, arming)| (arming.wakes, clear)).collect()
+    } else {
+        let arm =
+            |Arming { connection, fd, asked, wakes }: Arming<'_>| (wakes, connection.arm(fd, asked, wakes));
+        armings.map(arm).collect()
+    };
+    for (one, (wakes, clear)) in polled.iter_mut().zip(armed) {
+        (one.clear, one.armed) = (clear, Some(wakes));
+        one.call.connection().block.sleeps.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Whether the kernel has more to say of a connection than the program is to know: bytes or an end that it did not ask for, a

@@ -105,6 +105,11 @@ fn streams_and_removes(_side: &Side, fd: Fd) {
 
 /// Streams both ways, and does `midway` when a third has come.
 fn full_duplex(fd: Fd, ours: u64, theirs: u64, midway: impl FnOnce()) {
+    both_ways(fd, ours, theirs, midway);
+    end(fd);
+}
+
+fn both_ways(fd: Fd, ours: u64, theirs: u64, midway: impl FnOnce()) {
     std::thread::scope(|scope| {
         scope.spawn(|| send_pattern(fd, &mut Pattern::new(ours), LENGTH, 50_000));
         let mut pattern = Pattern::new(theirs);
@@ -113,6 +118,9 @@ fn full_duplex(fd: Fd, ours: u64, theirs: u64, midway: impl FnOnce()) {
         receive_pattern(fd, &mut pattern, LENGTH - LENGTH / 3, 30_000);
     });
     say!("sent and received {LENGTH}");
+}
+
+fn end(fd: Fd) {
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
     assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
 }
@@ -330,11 +338,16 @@ fn streams_on(side: &Side) {
     let listener = side.listen();
     let fd = side.accept(listener);
     answer_echoes(fd, 100, 3000);
-    full_duplex(fd, 32, 31, || {});
+    both_ways(fd, 32, 31, || {});
+    answer_echoes(fd, 10, 3000);
+    end(fd);
 }
 
+/// The wish is granted when all that has come has been read: at the latest when both are at rest.
 fn asks_for_tcp_under_load(side: &Side) {
     let fd = side.connect();
     request_echoes(fd, 100, 3000);
-    full_duplex(fd, 31, 32, ask_for_tcp);
+    both_ways(fd, 31, 32, ask_for_tcp);
+    request_echoes(fd, 10, 3000);
+    end(fd);
 }

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
-use thallus_transport::arming::{Arming, arm_together};
+use thallus_transport::arming::{Arming, arm_registrations};
 use thallus_transport::arrival;
 use thallus_transport::control::Wakes;
 use thallus_transport::ready::bit;
@@ -397,7 +397,8 @@ impl Set {
             let writes = member.lacks_space();
             let (connection, wakes) = (member.connection(), member.connection().wakes(listens));
             if connection.arms_by_asking() {
-                far.push(Arming { connection, fd: member.io, writes, wakes });
+                let asked = if writes { bit::WRITE } else { 0 };
+                far.push(Arming { connection, fd: member.io, asked, wakes });
             } else {
                 connection.arm_cold(member.io, writes, wakes);
             }
@@ -407,7 +408,7 @@ impl Set {
         });
         members.hot = hot;
         if !far.is_empty() {
-            arm_together(&far);
+            arm_registrations(&far);
         }
         members.trim();
         (armed, ready)
