@@ -22,7 +22,7 @@ static int serves;
 static size_t bytes;
 /* Of each connection: of the present round. */
 static size_t got[MOST];
-static long done[MOST];
+static long rounds_done[MOST];
 
 static void fail(const char *what) {
     perror(what);
@@ -80,7 +80,7 @@ static void loop(int set, const int *fds, int connections, long rounds) {
     long left = rounds * connections;
     for (int index = 0; index < connections; index++) {
         got[index] = 0;
-        done[index] = 0;
+        rounds_done[index] = 0;
         if (!serves) ask(fds[index], 0);
     }
     while (left > 0) {
@@ -89,21 +89,21 @@ static void loop(int set, const int *fds, int connections, long rounds) {
         for (int place = 0; place < count; place++) {
             int index = events[place].data.u32;
             /* The end of one that is done, while others are not. */
-            if (done[index] == rounds) continue;
+            if (rounds_done[index] == rounds) continue;
             ssize_t more = recv(fds[index], buffer, bytes - got[index], 0);
             if (more <= 0) fail("recv");
             got[index] += more;
             if (got[index] < bytes) continue;
             got[index] = 0;
             left--;
-            done[index]++;
+            rounds_done[index]++;
             buffer[0] = buffer[bytes - 1] = buffer[more - 1];
             if (serves) {
                 put(fds[index]);
                 continue;
             }
-            check(done[index] - 1);
-            if (done[index] < rounds) ask(fds[index], done[index]);
+            check(rounds_done[index] - 1);
+            if (rounds_done[index] < rounds) ask(fds[index], rounds_done[index]);
         }
     }
 }

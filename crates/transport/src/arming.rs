@@ -8,7 +8,9 @@ use crate::connection::Connection;
 use crate::control::Wakes;
 use crate::ready::bit;
 use crate::segment::Segment;
+use crate::tcp;
 use crate::uninterrupted::Uninterrupted;
+use crate::verbs::link::Question;
 use crate::waiting::{self, Side, Sleeper};
 
 /// One connection to be armed.
@@ -109,16 +111,48 @@ fn ask(all: Vec<Arming<'_>>) {
                 Some((segment, link.try_ask(segment.incoming(), segment.outgoing())?))
             });
             match question {
-                Some((segment, Ok(question))) => asked.push((one, segment, question)),
+                Some((segment, Ok(question))) => asked.push(Asked { one, segment, question }),
                 Some((segment, Err(_))) => drop(one.connection.fabric_failed(segment)),
                 None => left.push(one),
             }
         }
-        for (one, segment, question) in asked {
-            if question.take(segment.incoming(), || crate::tcp::peer_has_closed(one.fd)).is_err() {
-                one.connection.fabric_failed(segment);
-            }
-        }
+        take_answers(asked);
     }
     left.into_iter().for_each(Arming::sync);
+}
+
+/// A question under way.
+struct Asked<'a> {
+    one: Arming<'a>,
+    segment: &'a Segment,
+    question: Question<'a>,
+}
+
+/// So many looks in which no answer has come, with the processor given away after each, before one is waited for.
+const LOOKS: u32 = 100;
+
+/// Takes the answers as they come. Nobody else can ask meanwhile: a peer that does not answer must not keep the threads waiting that
+/// use other connections, whose peers do.
+fn take_answers(mut asked: Vec<Asked<'_>>) {
+    let mut looks = 0;
+    while looks < LOOKS && !asked.is_empty() {
+        let (answered, open): (Vec<_>, Vec<_>) =
+            asked.into_iter().partition(|one| one.question.is_answered());
+        looks = if answered.is_empty() { looks + 1 } else { 0 };
+        answered.into_iter().for_each(Asked::take);
+        asked = open;
+        if looks > 0 {
+            rustix::thread::sched_yield();
+        }
+    }
+    asked.into_iter().for_each(Asked::take);
+}
+
+impl Asked<'_> {
+    fn take(self) {
+        let Self { one, segment, question } = self;
+        if question.take(segment.incoming(), || tcp::peer_has_closed(one.fd)).is_err() {
+            one.connection.fabric_failed(segment);
+        }
+    }
 }

@@ -233,7 +233,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         let result = if how == libc::SHUT_WR {
             if tcp::peer_has_closed(fd) {
                 // Nobody reads bells any more: that wakes who waits for edges in other processes.
-                call();
+                errno::keep(call);
             }
             0
         } else {

@@ -76,6 +76,8 @@ pub(super) struct Model {
     pub(super) sets: u32,
     /// Those in which room has been asked for by edges.
     pub(super) tell_of_room: BTreeSet<u32>,
+    /// Those in which nothing has been asked for of a connection.
+    pub(super) ask_for_nothing: BTreeSet<u32>,
     /// Those that have been polled.
     pub(super) polled: BTreeSet<u32>,
 }

@@ -118,6 +118,11 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         Op::Shutdown { fd, how } if *how != How::Writing && has_some_of_all(model, who, *fd) => {
             return Err("a thread of this end waits for more");
         }
+        Op::Interrupt
+            if !model.is_unix && model.actor(who).fds.keys().any(|&fd| has_some_of_all(model, who, fd)) =>
+        {
+            return Err("a thread of this end waits for more");
+        }
         // An end lies behind bytes that buffers did not hold.
         Op::Shutdown { fd, .. }
             if model.connection_of(who, *fd).is_some_and(|index| {
@@ -434,9 +439,14 @@ fn polled(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
                 }
                 if connection.wild { u32::MAX } else { hidden }
             }
-            // docs/limitations.md: the end of a connection makes a set readable for others also if nobody asks for it, and so does the end of
-            // reading.
+            // docs/limitations.md: the end of a connection makes a set readable for others also if nobody asks for it.
             Some(Kind::Set(_)) if model.connections.iter().any(is_smeared_or_ended) => u32::MAX,
+            // docs/limitations.md: so does the end of reading.
+            Some(Kind::Set(set))
+                if model.ask_for_nothing.contains(set) && model.connections.iter().any(reads_no_more) =>
+            {
+                u32::MAX
+            }
             // docs/limitations.md: room may be told of with bytes that are taken by now.
             Some(Kind::Set(set)) if model.tell_of_room.contains(set) => u32::MAX,
             _ => 0,
@@ -448,8 +458,11 @@ fn polled(model: &Model, who: Who, op: &Op, reply: &Reply) -> String {
 }
 
 fn is_smeared_or_ended(connection: &Connection) -> bool {
-    let reads_no_more = connection.shut.iter().any(|&[reading, _]| reading);
-    connection.smeared || reads_no_more || connection.flows.iter().any(|flow| flow.ended)
+    connection.smeared || connection.flows.iter().any(|flow| flow.ended)
+}
+
+fn reads_no_more(connection: &Connection) -> bool {
+    connection.shut.iter().any(|&[reading, _]| reading)
 }
 
 /// Room to write is no news where it never lacked, so the kernel tells of it now and then, with other news; the library may

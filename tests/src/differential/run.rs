@@ -332,11 +332,15 @@ impl Run {
                 let set = Kind::Set(self.model.sets);
                 self.model.actor_mut(who).fds.insert(reply.value as i32, set);
             }
-            Op::Control { set, how: Control::Add | Control::Modify, events, .. }
-                if events & libc::EPOLLET as u32 != 0 && events & libc::EPOLLOUT as u32 != 0 =>
-            {
+            Op::Control { set, how: Control::Add | Control::Modify, events, .. } => {
+                const ANY: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP;
                 if let Some(&Kind::Set(number)) = self.model.actor(who).fds.get(set) {
-                    self.model.tell_of_room.insert(number);
+                    if events & libc::EPOLLET as u32 != 0 && events & libc::EPOLLOUT as u32 != 0 {
+                        self.model.tell_of_room.insert(number);
+                    }
+                    if events & ANY as u32 == 0 {
+                        self.model.ask_for_nothing.insert(number);
+                    }
                 }
             }
             Op::Close { fd } => {

@@ -366,12 +366,23 @@ impl Side for Receiver {
 
 /// `messages` are sent one by one; as many receivers as `sleepers` take one each, or one takes all.
 fn explore_over_rdma(preemptions: usize, rule: Rule, messages: usize, sleepers: usize) {
+    explore_receivers(preemptions, rule, messages, sleepers, Receiver::recv);
+}
+
+/// The same of receivers that take each message by `receive`.
+fn explore_receivers(
+    preemptions: usize,
+    rule: Rule,
+    messages: usize,
+    sleepers: usize,
+    receive: fn(&Receiver),
+) {
     explore(preemptions, move || {
         let (sender, receiver) = over_rdma(rule);
         let readers: Vec<_> = (0..sleepers)
             .map(|_| {
                 let receiver = receiver.clone();
-                thread::spawn(move || (0..messages / sleepers).for_each(|_| receiver.recv()))
+                thread::spawn(move || (0..messages / sleepers).for_each(|_| receive(&receiver)))
             })
             .collect();
         let sends = {
@@ -417,18 +428,7 @@ fn over_rdma_a_sender_that_looks_first_leaves_a_sleeper_asleep() {
 
 /// Two messages come to an event loop, which need not ask before each sleep.
 fn explore_a_loop(rule: Rule) {
-    explore(2, move || {
-        let (sender, receiver) = over_rdma(rule);
-        let event_loop = thread::spawn(move || (0..2).for_each(|_| receiver.recv_in_a_loop()));
-        let sends = {
-            let sender = sender.clone();
-            thread::spawn(move || (0..2).for_each(|_| sender.send()))
-        };
-        sender.deliver(2);
-        sends.join().unwrap();
-        sender.deliver(2);
-        event_loop.join().unwrap();
-    });
+    explore_receivers(2, rule, 2, 1, Receiver::recv_in_a_loop);
 }
 
 #[test]

@@ -16,6 +16,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::ring::Lie;
+use crate::settings::Order;
 
 /// The validity word. No byte of it is zero.
 const VALID: u32 = 0x9d5f_c3a7;
@@ -54,6 +55,12 @@ impl Kind {
             Self::End => 3,
             Self::Packed => 4,
         }
+    }
+
+    /// How bytes of the stream go best, if a message may have `most` bytes of the ring: `length`, which fit there as [`Self::Data`].
+    pub(super) fn of_data(length: u64, most: u64, order: Order) -> Self {
+        let packs = order == Order::TwoWrites && length <= PACKED_MOST && Self::Packed.span(length) <= most;
+        if packs { Self::Packed } else { Self::Data }
     }
 
     /// Bytes of a message, from its header to its last byte.
@@ -104,7 +111,7 @@ fn read_header(word: u32) -> Result<Option<(Kind, u64)>, Lie> {
 }
 
 /// The longest payload that is packed: with it, a message can still be carried by its request.
-pub(super) const PACKED_MOST: u64 = 28 * PIECE as u64;
+const PACKED_MOST: u64 = 28 * PIECE as u64;
 /// Bytes that eight bytes hold, packed.
 const PIECE: usize = 7;
 /// The highest bit of each byte.
@@ -356,6 +363,16 @@ mod tests {
             room.clear(256, message.span);
             assert!(ring.iter().all(|&word| word == 0));
         }
+    }
+
+    #[test]
+    fn what_is_short_is_packed_where_it_fits_and_one_write_does_not_do() {
+        let of = |length, most| Kind::of_data(length, most, Order::TwoWrites);
+        assert_eq!([1, PACKED_MOST].map(|length| of(length, 4096)), [Kind::Packed; 2]);
+        assert_eq!(of(PACKED_MOST + 1, 4096), Kind::Data);
+        // 64 bytes take 72 of the ring, or 80 when they are packed.
+        assert_eq!([of(64, 72), of(64, 79), of(64, 80)], [Kind::Data, Kind::Data, Kind::Packed]);
+        assert_eq!(Kind::of_data(1, 4096, Order::OneWrite), Kind::Data);
     }
 
     #[test]

@@ -504,6 +504,16 @@ impl QueuePair {
         }
     }
 
+    /// Whether request `id` and all before it have been done, or never will be. Without waiting.
+    pub(super) fn has_done(&self, id: u64) -> bool {
+        if self.completed.load(Ordering::Acquire) < id
+            && let Some(guard) = self.posting.try_lock(process::thread())
+        {
+            Poster { pair: self, _guard: guard }.take_completions();
+        }
+        self.completed.load(Ordering::Acquire) >= id || self.is_broken()
+    }
+
     /// The last request posted.
     pub(super) fn last_posted(&self) -> u64 {
         self.posted.load(Ordering::Relaxed)
