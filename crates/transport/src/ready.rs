@@ -198,6 +198,13 @@ impl Connection {
         at != NOT_SWITCHED && self.block.tcp_received.load(Ordering::Relaxed) >= at
     }
 
+    /// How many bytes the peer has sent by the kernel's socket, if it sends no more there: over `AF_UNIX`, where the kernel counts none, all of
+    /// them have come then. `None` as long as it may, or may again.
+    pub fn all_of_kernel(&self) -> Option<u64> {
+        let at = self.segment()?.incoming().rare.0.switched_at.load(Ordering::Acquire);
+        (at != NOT_SWITCHED && !self.block.has(flag::RETURNED)).then_some(at)
+    }
+
     /// Has [`Self::readiness`] tell of the end of the peer's stream, if bytes before it are all that is still to come.
     pub fn find_the_end(&self, fd: i32) {
         if let Some(segment) = self.segment() {

@@ -78,6 +78,8 @@ pub(super) struct Model {
     pub(super) tell_of_room: BTreeSet<u32>,
     /// Those in which nothing has been asked for of a connection.
     pub(super) ask_for_nothing: BTreeSet<u32>,
+    /// Registrations of connections: the set, the descriptor, the connection.
+    pub(super) registered: BTreeSet<(u32, Fd, usize)>,
     /// Those that have been polled.
     pub(super) polled: BTreeSet<u32>,
 }
@@ -171,6 +173,19 @@ impl Model {
         self.living(who.0).into_iter().any(|other| {
             other != who && set.is_some_and(|set| self.actor(other).fds.values().any(|kind| kind == set))
         })
+    }
+
+    /// Whether `fd` is the process's last descriptor of a connection that another process has, and is registered in one of its sets.
+    pub(super) fn leaves_a_registration(&self, who: Who, fd: Fd) -> bool {
+        let Some(index) = self.connection_of(who, fd) else { return false };
+        let kinds = || self.actor(who).fds.values();
+        let has = |other: Who| self.actor(other).fds.values().any(|&kind| kind == Kind::Connection(index));
+        kinds().filter(|&&kind| kind == Kind::Connection(index)).count() == 1
+            && self.living(who.0).into_iter().any(|other| other != who && has(other))
+            && self
+                .registered
+                .iter()
+                .any(|&(set, _, of)| of == index && kinds().any(|&kind| kind == Kind::Set(set)))
     }
 
     /// Whether what the other end sends is answered by a reset, or refused.

@@ -153,6 +153,10 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
         {
             return Err("a thread of this process waits");
         }
+        // docs/limitations.md: the kernel goes on with the registration.
+        Op::Close { fd } | Op::Dup2 { onto: fd, .. } if model.leaves_a_registration(who, *fd) => {
+            return Err("it is registered, and another process has the connection");
+        }
         Op::Drain { fd } => {
             let Some(connection) = model.connection_of(who, *fd) else { return Err("no connection") };
             if model.is_receiving(end, connection) {

@@ -332,7 +332,12 @@ impl Run {
                 let set = Kind::Set(self.model.sets);
                 self.model.actor_mut(who).fds.insert(reply.value as i32, set);
             }
-            Op::Control { set, how: Control::Add | Control::Modify, events, .. } => {
+            Op::Control { set, fd, how: Control::Delete, .. } => {
+                if let Some(&Kind::Set(number)) = self.model.actor(who).fds.get(set) {
+                    self.model.registered.retain(|&(of, as_fd, _)| (of, as_fd) != (number, *fd));
+                }
+            }
+            Op::Control { set, fd, how: Control::Add | Control::Modify, events } => {
                 const ANY: i32 = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP;
                 if let Some(&Kind::Set(number)) = self.model.actor(who).fds.get(set) {
                     if events & libc::EPOLLET as u32 != 0 && events & libc::EPOLLOUT as u32 != 0 {
@@ -340,6 +345,9 @@ impl Run {
                     }
                     if events & ANY as u32 == 0 {
                         self.model.ask_for_nothing.insert(number);
+                    }
+                    if let Some(index) = connection_of(&self.model, *fd) {
+                        self.model.registered.insert((number, *fd, index));
                     }
                 }
             }

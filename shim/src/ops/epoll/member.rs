@@ -264,7 +264,14 @@ impl Member {
 
     /// Bytes that have come over TCP, as long as the peer's may. `None` if the kernel does not tell.
     fn received(&self) -> Option<u64> {
-        if self.connection().recv_settled() { None } else { self.counted() }
+        let connection = self.connection();
+        if connection.recv_settled() {
+            None
+        } else if connection.is_unix() {
+            connection.all_of_kernel()
+        } else {
+            self.counted()
+        }
     }
 
     /// Bytes and bells that have come over TCP. `None` if the kernel does not tell.
