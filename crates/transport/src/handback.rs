@@ -67,7 +67,7 @@ const UNIX_BUFFER_PER_BYTE: u64 = 2;
 pub(crate) enum Rest {
     /// The kernel is to have them all, for no hook sees the calls that follow.
     Kernel,
-    /// Those that have been moved aside may stay there: hooks see each call.
+    /// Those that have been moved aside may stay there: hooks see each call. Whoever sleeps will be woken.
     Aside,
     /// They are moved aside, unless somebody sleeps who would not hear of it.
     Taken,
@@ -135,8 +135,9 @@ impl Connection {
             self.go_back_second(fd, segment);
             return self.block.has(flag::RETURNED);
         }
-        // Writers of ours that sleep for space would hear nothing more.
-        if outgoing.space_armed.0.has_sleepers() || !self.send_switched(segment) {
+        // Writers of ours that sleep for space would hear nothing more, unless the kernel is about to wake all.
+        let wakes_all = matches!(rest, Rest::Aside | Rest::TakenFromSleepers);
+        if outgoing.space_armed.0.has_sleepers() && !wakes_all || !self.send_switched(segment) {
             return false;
         }
         for _ in 0..MOST_REQUESTS {

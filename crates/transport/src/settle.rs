@@ -147,7 +147,8 @@ impl Connection {
         const LITTLE: u64 = 50 << 10;
         self.segment().is_some_and(|segment| {
             let incoming = segment.incoming();
-            incoming.used() <= LITTLE && !incoming.space_armed.0.has_sleepers()
+            // Who sleeps though there is all the room is about to be woken.
+            incoming.used() <= LITTLE && (incoming.is_empty() || !incoming.space_armed.0.has_sleepers())
         })
     }
 

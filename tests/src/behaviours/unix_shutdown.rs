@@ -30,6 +30,7 @@ pub(super) const ALL: &[Behaviour] = &[
     both("reading_is_shut_down_while_poll_waits_for_room", stops_and_reads, polls_for_room),
     both("reading_is_shut_down_while_epoll_waits_for_room", stops_and_reads, awaits_room_by_epoll),
     both("reading_is_shut_down_while_it_waits", wakes_its_own_reader, sends_on),
+    both("reading_is_shut_down_while_it_waits_beside_a_write", wakes_its_reader_beside_a_writer, reads_late),
     both("all_is_shut_down_while_a_write_waits", shuts_down_while_blocked::<SHUT_RDWR>, writes_until_it_ends),
     both("reading_is_shut_down_then_it_closes", stops_reading_and_sees_it_closed, closes_when_nobody_reads),
     both("reading_is_shut_down_after_1_round", stops_reading_after::<1>, waits_after::<1>),
@@ -156,6 +157,24 @@ fn wakes_its_own_reader(side: &Side, fd: Fd) {
     side.sync("refused");
     let _ = calls::recv(fd, 100, 0);
     assert_eq!(calls::send(fd, b"bye", 0), Ok(3));
+    side.sync("done");
+}
+
+fn wakes_its_reader_beside_a_writer(side: &Side, fd: Fd) {
+    let stops = || assert_eq!(quietly(|| calls::shutdown(fd, SHUT_RD)), Ok(0));
+    let reads_in_vain = || {
+        assert_eq!(while_blocked(|| quietly(|| calls::recv(fd, 100, 0)), stops), Ok(vec![]));
+        side.sync("stopped");
+    };
+    while_blocked(|| quietly(|| send_all(fd, &Pattern::new(53).take(3 << 20))), reads_in_vain);
+    calls::shutdown(fd, SHUT_WR).expect("shutdown");
+    side.sync("done");
+}
+
+fn reads_late(side: &Side, fd: Fd) {
+    side.sync("stopped");
+    assert_eq!(calls::send(fd, b"x", MSG_NOSIGNAL), Err(Errno::EPIPE));
+    assert_eq!(receive_pattern_to_end(fd, &mut Pattern::new(53)), 3 << 20);
     side.sync("done");
 }
 
