@@ -220,12 +220,16 @@ impl Connection {
             {
                 tcp::set_linger(fd, Some(Duration::ZERO));
             }
-        } else if peer_returned()
+        } else if (peer_returned() || self.block.has(flag::BELLS_FIRST))
             && let Some(fd) = fd()
         {
             // For one that is back on the kernel's socket, the reset that unread bells cause would be one. What it has sent since is not
             // ours to take.
-            self.take_counted_bells(fd, segment);
+            if !self.has_returned() {
+                self.take_counted_bells(fd, segment);
+            } else if let Ok(_guard) = self.lock_receiving(fd) {
+                self.skip_last_bells(fd, segment);
+            }
         }
     }
 }

@@ -69,7 +69,7 @@ impl Connection {
 
     /// Whether the peer has closed its socket, as far as this side can know: an `AF_UNIX` socket that this side has shut down
     /// looks the same.
-    pub(crate) fn peer_has_closed(&self, fd: i32) -> bool {
+    pub fn peer_has_closed(&self, fd: i32) -> bool {
         if self.is_unix() && self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) {
             return self.segment().is_some_and(|segment| segment.incoming().end() & end::CLOSED != 0);
         }

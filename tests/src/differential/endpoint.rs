@@ -186,14 +186,18 @@ fn perform(call: &Call, patient: bool) -> Reply {
             Control::Delete => calls::epoll_delete(*set, *fd),
         }),
         Op::Wait { set } => wait(*set, patient),
-        Op::Shutdown { fd, how } => of(calls::shutdown(
-            *fd,
-            match how {
-                How::Reading => libc::SHUT_RD,
-                How::Writing => libc::SHUT_WR,
-                How::Both => libc::SHUT_RDWR,
-            },
-        )),
+        Op::Shutdown { fd, how } => {
+            let outcome = calls::shutdown(
+                *fd,
+                match how {
+                    How::Reading => libc::SHUT_RD,
+                    How::Writing => libc::SHUT_WR,
+                    How::Both => libc::SHUT_RDWR,
+                },
+            );
+            await_acknowledgement(*fd);
+            of(outcome)
+        }
         Op::Close { fd } => unit(calls::close(*fd)),
         Op::Dup { fd } => of(calls::dup(*fd).map(|fd| fd as usize)),
         Op::Dup2 { fd, onto } => of(calls::dup2(*fd, *onto).map(|fd| fd as usize)),
@@ -416,6 +420,20 @@ fn settle(fd: Fd, wanted: Arrival) -> bool {
         }
     }
     unreachable!("it looks for ever")
+}
+
+/// Waits until the end that has been sent is acknowledged, which is an edge (`tcp_rcv_state_process` of net/ipv4/tcp_input.c), if no bytes are in
+/// its way.
+fn await_acknowledgement(fd: Fd) {
+    /// `TCP_FIN_WAIT1`, `TCP_LAST_ACK` and `TCP_CLOSING` of linux/tcp_states.h.
+    const UNACKNOWLEDGED: [i32; 3] = [4, 9, 11];
+    /// An acknowledgement is late by 40 ms.
+    const LATE: Duration = Duration::from_millis(200);
+    let start = Instant::now();
+    let state = || calls::option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).map(|info| info & 0xff);
+    while state().is_ok_and(|state| UNACKNOWLEDGED.contains(&state)) && start.elapsed() < LATE {
+        std::thread::yield_now();
+    }
 }
 
 fn arrived_in_kernel(fd: Fd, wanted: Arrival) -> bool {

@@ -214,8 +214,10 @@ impl Member {
             all |= bit::READ;
         }
         now.ends = all & (bit::RDHUP | bit::ALWAYS);
-        // Whoever has been told of a reset knows that both ends are over.
-        now.shut.1 |= now.ends & bit::ALWAYS == bit::ALWAYS;
+        // Whoever has been told of a reset knows that both ends are over. Of a peer that has ended by the kernel alone the kernel has still
+        // to tell, if this side had ended both.
+        now.shut.1 |= now.ends & bit::ALWAYS == bit::ALWAYS
+            || now.ends & bit::HUP != 0 && !connection.recv_settled() && connection.peer_has_closed(self.io);
         let bits = all & (self.asked() | bit::ALWAYS);
         let Some(seen) = self.seen.filter(|_| bits != 0) else { return (bits, Some(now)) };
         let is_news = now.is_news_after(&seen) || tcp & bit::READ != 0 && !self.is_old_end(tcp);
@@ -256,7 +258,9 @@ impl Member {
         let is_echo = match tcp & !bit::READ {
             0 => tcp != 0 && self.told.is_some() && self.told == self.received(),
             // By now the peer may count as gone.
-            bit::RDHUP => self.told_the_end.is_some() && self.told_the_end == self.counted(),
+            end if end & !(bit::RDHUP | bit::HUP) == 0 => {
+                self.told_the_end.is_some() && self.told_the_end == self.counted()
+            }
             _ => false,
         };
         if is_echo { 0 } else { tcp }
@@ -312,13 +316,13 @@ impl Member {
         {
             bits |= self.events & bit::READ;
         }
-        if edge.is_some() {
-            self.seen = edge;
+        if let Some(edge) = edge {
+            self.seen = Some(edge);
             let kicked_at = self.kicked_at.take();
             // Of what is on TCP the kernel has still to tell, if memory was faster.
             let untold = || if tcp & bit::READ == 0 { self.received() } else { None };
             self.told = if bits & bit::READ == 0 { None } else { kicked_at.or_else(untold) };
-            let has_ended = bits & bit::READ != 0 && self.connection().peer_has_ended();
+            let has_ended = bits & bit::READ != 0 && edge.shut.1;
             self.told_the_end = if has_ended { self.received() } else { None };
             // A write that does not fit meanwhile is owed another report; and so is room, if this one can't tell of it.
             self.roomy = lacks.wrapping_sub(u32::from(bits & bit::WRITE == 0));
