@@ -2,7 +2,9 @@
 
 use std::os::raw::c_int;
 
-use libc::{EPOLLET, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, SHUT_RD, SHUT_RDWR, SHUT_WR};
+use libc::{
+    EPOLLET, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SHUT_WR,
+};
 
 use super::Behaviour;
 use super::ending::every_write_fails;
@@ -30,7 +32,9 @@ pub(super) const ALL: &[Behaviour] = &[
     both("reading_is_shut_down_while_poll_waits_for_room", stops_and_reads, polls_for_room),
     both("reading_is_shut_down_while_epoll_waits_for_room", stops_and_reads, awaits_room_by_epoll),
     both("reading_is_shut_down_while_it_waits", wakes_its_own_reader, sends_on),
-    both("reading_is_shut_down_while_it_waits_beside_a_write", wakes_its_reader_beside_a_writer, reads_late),
+    both("reading_is_shut_down_while_it_reads_and_writes", wakes_its_reader_beside_a_writer, reads_late),
+    both("reading_is_shut_down_while_it_polls_and_writes", wakes_its_poll_beside_a_writer, reads_late),
+    both("reading_is_shut_down_while_epoll_waits_and_it_writes", wakes_its_set_beside_a_writer, reads_late),
     both("all_is_shut_down_while_a_write_waits", shuts_down_while_blocked::<SHUT_RDWR>, writes_until_it_ends),
     both("reading_is_shut_down_then_it_closes", stops_reading_and_sees_it_closed, closes_when_nobody_reads),
     both("reading_is_shut_down_after_1_round", stops_reading_after::<1>, waits_after::<1>),
@@ -160,15 +164,38 @@ fn wakes_its_own_reader(side: &Side, fd: Fd) {
     side.sync("done");
 }
 
-fn wakes_its_reader_beside_a_writer(side: &Side, fd: Fd) {
+/// While a thread is in a write that does not fit, and another sleeps in `wait`, a third shuts down reading.
+fn stops_reading_beside_a_writer(side: &Side, fd: Fd, wait: impl FnOnce() + Send) {
     let stops = || assert_eq!(quietly(|| calls::shutdown(fd, SHUT_RD)), Ok(0));
-    let reads_in_vain = || {
-        assert_eq!(while_blocked(|| quietly(|| calls::recv(fd, 100, 0)), stops), Ok(vec![]));
+    let waits = || {
+        while_blocked(|| quietly(wait), stops);
         side.sync("stopped");
     };
-    while_blocked(|| quietly(|| send_all(fd, &Pattern::new(53).take(3 << 20))), reads_in_vain);
+    while_blocked(|| quietly(|| send_all(fd, &Pattern::new(53).take(3 << 20))), waits);
     calls::shutdown(fd, SHUT_WR).expect("shutdown");
     side.sync("done");
+}
+
+fn wakes_its_reader_beside_a_writer(side: &Side, fd: Fd) {
+    stops_reading_beside_a_writer(side, fd, || assert_eq!(calls::recv(fd, 100, 0), Ok(vec![])));
+}
+
+fn wakes_its_poll_beside_a_writer(side: &Side, fd: Fd) {
+    stops_reading_beside_a_writer(side, fd, || {
+        assert_eq!(calls::poll(&[(fd, POLLIN | POLLRDHUP)], -1), Ok(vec![POLLIN | POLLRDHUP]));
+    });
+}
+
+fn wakes_its_set_beside_a_writer(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, EPOLLIN, 7).expect("EPOLL_CTL_ADD");
+    stops_reading_beside_a_writer(side, fd, || {
+        let ready = calls::epoll_wait(epfd, 8, -1).expect("epoll_wait");
+        assert_eq!(
+            ready.iter().map(|event| (event.data, event.events)).collect::<Vec<_>>(),
+            [(7, EPOLLIN as u32)]
+        );
+    });
 }
 
 fn reads_late(side: &Side, fd: Fd) {
