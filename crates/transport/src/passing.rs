@@ -217,6 +217,18 @@ impl Connection {
         known || unread || (self.block.has(flag::SHUT_WR) && peer_has_ended) || unread_on_tcp()
     }
 
+    /// This side is about to shut down a direction of a connection that [`Self::is_over`]. If the peer has reset it by dying, it did so
+    /// before: the end of both directions would hide that.
+    pub fn keep_reset(&self, fd: i32) {
+        let Some(segment) = self.segment() else { return };
+        if !self.block.has(flag::PEER_GONE) && self.peer_has_closed(fd) {
+            self.note_gone(fd);
+        }
+        if self.reset(segment).is_some() {
+            self.block.raise(flag::RESET);
+        }
+    }
+
     /// Whether the peer has taken all that this side has sent, as far as memory shows.
     fn has_taken_all(&self, segment: &Segment) -> bool {
         let (outgoing, taken) = (segment.outgoing(), segment.incoming().rare.0.taken.load(Ordering::Acquire));

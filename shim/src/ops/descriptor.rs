@@ -212,6 +212,9 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             return 0;
         }
         let is_over = !connection.is_unix() && connection.is_over(fd);
+        if is_over {
+            connection.keep_reset(fd);
+        }
         if how != libc::SHUT_RD
             && let Err(errno) = connection.shut_sending(fd)
         {
