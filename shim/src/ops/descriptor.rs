@@ -177,6 +177,13 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
     if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
         return call();
     }
+    // Once for the call, however it is done.
+    let mut is_noted = false;
+    let mut note = || {
+        if !std::mem::replace(&mut is_noted, true) {
+            connection.block.shutdowns.fetch_add(1, Ordering::SeqCst);
+        }
+    };
     while connection.is_active() {
         let block = connection.block;
         if connection.is_failing() {
@@ -189,7 +196,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             }
             let stays = |segment: &Segment| segment.refuse() || segment.is_down();
             if connection.has_returned() || connection.segment().is_some_and(stays) {
-                block.shutdowns.fetch_add(1, Ordering::SeqCst);
+                note();
                 // The side buffer may hold bytes, so the hooks stay in between; but nothing leaves TCP any more.
                 block.raise(match how {
                     libc::SHUT_RD => flag::SHUT_RD,
@@ -202,7 +209,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         }
         if std::mem::take(&mut refuses) {
             block.raise(flag::SHUT_RD);
-            block.shutdowns.fetch_add(1, Ordering::SeqCst);
+            note();
             // Before there is room for what the peer still wants to write.
             connection.shut_receiving(fd);
             errno::keep(|| epoll::stalled(entered.slot));
@@ -232,7 +239,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             connection.go_deaf();
         }
         // Before the kernel wakes who is to be told of it.
-        block.shutdowns.fetch_add(1, Ordering::SeqCst);
+        note();
         let result = if how == libc::SHUT_WR {
             if tcp::peer_has_closed(fd) {
                 // Nobody reads bells any more: that wakes who waits for edges in other processes.
