@@ -304,12 +304,20 @@ pub fn await_hangup(fd: Fd) {
 
 /// Waits until a thread of this process sleeps in the kernel.
 pub fn await_asleep(thread: libc::pid_t) {
+    await_state(&format!("/proc/self/task/{thread}/stat"), 'S');
+}
+
+/// Waits until the process `pid` has been stopped by a signal.
+pub fn await_stopped(pid: libc::pid_t) {
+    await_state(&format!("/proc/{pid}/stat"), 'T');
+}
+
+fn await_state(stat: &str, wanted: char) {
     loop {
-        let stat =
-            std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("the thread lives");
+        let line = std::fs::read_to_string(stat).expect("it lives");
         // The state follows the name, which stands in parentheses and may hold any character.
-        let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
-        if state == Some('S') {
+        let state = line.rsplit(") ").next().and_then(|rest| rest.chars().next());
+        if state == Some(wanted) {
             return;
         }
         pause();

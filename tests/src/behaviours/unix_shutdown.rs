@@ -3,18 +3,21 @@
 use std::os::raw::c_int;
 
 use libc::{
-    EPOLLET, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SHUT_WR,
+    EPOLLET, EPOLLIN, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, POLLIN, POLLOUT, POLLRDHUP, SHUT_RD, SHUT_RDWR,
+    SHUT_WR,
 };
 
 use super::Behaviour;
 use super::ending::every_write_fails;
-use super::peers::send_all;
+use super::peers::{fill, send_all};
 use super::unix_streams::{
     Watch, awaits_room_by_epoll, both, look, new_set, polls_for_room, sends_a_part, writes_until_it_ends,
 };
 use crate::calls::{self, Errno, Fd, caught, quietly};
 use crate::say;
-use crate::side::{Pattern, Side, await_readable, receive_pattern_to_end, while_blocked};
+use crate::side::{
+    Pattern, Side, await_readable, await_stopped, receive_exactly, receive_pattern_to_end, while_blocked,
+};
 
 pub(super) const ALL: &[Behaviour] = &[
     both("reading_is_shut_down", stops_reading, finds_nobody_reads),
@@ -35,6 +38,7 @@ pub(super) const ALL: &[Behaviour] = &[
     both("reading_is_shut_down_while_it_reads_and_writes", wakes_its_reader_beside_a_writer, reads_late),
     both("reading_is_shut_down_while_it_polls_and_writes", wakes_its_poll_beside_a_writer, reads_late),
     both("reading_is_shut_down_while_epoll_waits_and_it_writes", wakes_its_set_beside_a_writer, reads_late),
+    both("reading_is_shut_down_while_a_stopped_process_waits_for_room", wakes_its_reader, stands_still),
     both("all_is_shut_down_while_a_write_waits", shuts_down_while_blocked::<SHUT_RDWR>, writes_until_it_ends),
     both("reading_is_shut_down_then_it_closes", stops_reading_and_sees_it_closed, closes_when_nobody_reads),
     both("reading_is_shut_down_after_1_round", stops_reading_after::<1>, waits_after::<1>),
@@ -196,6 +200,30 @@ fn wakes_its_set_beside_a_writer(side: &Side, fd: Fd) {
             [(7, EPOLLIN as u32)]
         );
     });
+}
+
+/// The other end sleeps for room, and has it, but has been stopped.
+fn wakes_its_reader(side: &Side, fd: Fd) {
+    let (total, pid) = (side.told() as usize, side.told() as libc::pid_t);
+    calls::kill(pid, libc::SIGSTOP).expect("kill");
+    await_stopped(pid);
+    receive_exactly(fd, total);
+    let stops = || assert_eq!(quietly(|| calls::shutdown(fd, SHUT_RD)), Ok(0));
+    assert_eq!(while_blocked(|| calls::recv(fd, 100, 0), stops), Ok(vec![]));
+    calls::kill(pid, libc::SIGCONT).expect("kill");
+    side.sync("done");
+}
+
+fn stands_still(side: &Side, fd: Fd) {
+    let total = fill(fd);
+    let tells = || {
+        side.tell(total as u64);
+        side.tell(std::process::id().into());
+    };
+    let ready = while_blocked(|| quietly(|| calls::poll(&[(fd, POLLOUT)], -1)), tells);
+    assert_eq!(ready, Ok(vec![POLLOUT]));
+    assert_eq!(calls::send(fd, b"x", MSG_NOSIGNAL), Err(Errno::EPIPE));
+    side.sync("done");
 }
 
 fn reads_late(side: &Side, fd: Fd) {
