@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::peers::{fill, left_tcp, send_all, waits};
+use super::peers::{fill, left_for_memory, send_all, waits};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Leave, fork, quietly};
 use crate::say;
@@ -213,7 +213,7 @@ fn answers_after_an_unseen_close(_side: &Side, fd: Fd) {
     answers(fd, REQUESTS, || {
         waits += 1;
         if waits == 20 {
-            assert_eq!(calls::close_sets_unseen(512), left_tcp(), "the library's sets");
+            assert_eq!(calls::close_sets_unseen(512), left_for_memory(), "the library's sets");
         }
         await_event(epfd);
     });

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::net::SocketAddr;
 
-use thallus_transport::arena::{MEMFD_NAME, View, flag};
+use thallus_transport::arena::{Block, MEMFD_NAME, View, flag};
 
 use crate::calls::{self, Child, Fd, Leave, fork, quietly};
 use crate::side::{Side, receive_exactly};
@@ -141,8 +141,17 @@ pub(super) fn answer_echoes(fd: Fd, rounds: usize, largest: usize) {
 
 /// How many connections of this process have left TCP; none without the library.
 pub(super) fn left_tcp() -> usize {
+    count_by_flags(|block| block.has(flag::READY))
+}
+
+/// The same, for shared memory.
+pub(super) fn left_for_memory() -> usize {
+    count_by_flags(|block| block.has(flag::READY) && !block.has(flag::VERBS))
+}
+
+fn count_by_flags(counts: impl Fn(&Block) -> bool) -> usize {
     let has_left = |view: &View| {
-        view.blocks().filter(|(_, block)| block.connection().is_some() && block.has(flag::READY)).count()
+        view.blocks().filter(|(_, block)| block.connection().is_some() && counts(block)).count()
     };
     own_arenas().iter().map(has_left).sum()
 }
