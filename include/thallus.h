@@ -86,8 +86,9 @@ int thallus_status(int fd, struct thallus_status *status);
 /*
  * Allocates memory that can be lent to the peer. Its address, on a page, goes to *address; what it holds at first is
  * undefined. NULL: EOPNOTSUPP if the connection is not over shared memory, or its segment was made without room for loans;
- * ENOBUFS if as much is not free within THALLUS_LEND, where sizes count up to a quarter more; ENOMEM if the system has none;
- * EBUSY if another process that shares this end has allocated on it; EINVAL for 0 bytes; ENOTCONN as above.
+ * ENOBUFS if as much is not free within THALLUS_LEND, where a size counts in whole pages, up to a quarter more, and up to twice
+ * that if it gets memory that was kept from an earlier allocation; ENOMEM if the system has none; EBUSY if another process that
+ * shares this end has allocated on it; EINVAL for 0 bytes; ENOTCONN as above.
  */
 struct thallus_memory *thallus_allocate(int fd, size_t bytes, void **address);
 
@@ -100,7 +101,7 @@ int thallus_lend(struct thallus_memory *memory, size_t offset, size_t bytes, str
 
 /*
  * How many loans of memory are not back yet. A handle that never reaches the peer does not come back before the connection's
- * end.
+ * end. In a child made by fork(2) it is 0: the child can't know of its parent's.
  */
 int thallus_loans(struct thallus_memory *memory);
 

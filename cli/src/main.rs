@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 
-/// Moves the TCP connections of unmodified programs over shared memory.
+/// Moves TCP and Unix connections of unmodified programs to shared memory, and TCP between hosts that are named to RDMA.
 #[derive(Debug, Parser)]
 #[command(name = "thallus", version, arg_required_else_help = true)]
 struct Cli {

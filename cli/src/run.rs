@@ -18,11 +18,12 @@ use crate::elf::{Abi, Image};
 use crate::library;
 use crate::program::{self, Missing, Obstacle};
 
-/// Start a program with its TCP connections over shared memory where possible
+/// Start a program with its connections over shared memory where possible
 ///
-/// The program and everything it starts are preloaded with the library. A connection
-/// leaves TCP when both of its ends are; all others work as always. An option that is
-/// not given leaves its variable in the environment as it is.
+/// The program and everything it starts are preloaded with the library. A connection over
+/// TCP or a Unix socket leaves it when both of its ends are: for shared memory on one host,
+/// TCP also for RDMA where THALLUS_PEERS names the peer; all others work as always. An
+/// option that is not given leaves its variable in the environment as it is.
 ///
 /// Exit status: the program's own; 127 if it is not found, 126 if it can't be executed,
 /// 2 if it can't be accelerated (statically linked, set-user-ID, file capabilities,

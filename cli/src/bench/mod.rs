@@ -61,8 +61,8 @@ use plan::Transport;
 
 /// Measure this machine: round trips, stream throughput, connections, memory.
 ///
-/// Exit status: 0; 1 if a measurement failed, or with --compare if something got worse; 2 for wrong arguments, also reports that
-/// can't be compared.
+/// Exit status: 0; 1 if a measurement failed, or with --compare if something got worse, failed, is missing, or stays on TCP now; 2 for
+/// wrong arguments, also reports that can't be compared.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
