@@ -43,6 +43,7 @@ fn start() -> bool {
     let ours = Settings {
         place: crate::table::place,
         forget: crate::table::forget_placed,
+        reach: crate::table::reach,
         sleep: crate::cancel::SLEEP,
         ..Settings::default()
     };

@@ -536,6 +536,16 @@ pub(crate) fn descriptor_of(slot: &'static Slot) -> Option<i32> {
     descriptors().find(|&fd| is_of(fd, slot))
 }
 
+/// `fd` while that is a descriptor of `connection`, or another one, if there is any: another thread may have closed it while the caller's call
+/// went on, as it does in the kernel, and given the number to something else.
+pub(crate) fn reach(connection: &Connection, fd: i32) -> i32 {
+    let is_its = |&fd: &i32| {
+        let word = cell(fd).map_or(0, |cell| cell.load(Ordering::SeqCst));
+        matches!(decode(word), Some(Entry::Connection(slot)) if slot.has(connection))
+    };
+    if is_its(&fd) { fd } else { descriptors().find(is_its).unwrap_or(fd) }
+}
+
 /// A descriptor of `set`.
 pub(crate) fn descriptor_of_set(set: &'static Set) -> Option<i32> {
     descriptors().find(|&fd| epoll_set(fd).is_some_and(|other| std::ptr::eq(other, set)))

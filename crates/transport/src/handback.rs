@@ -44,7 +44,7 @@ use crate::waiting::{self, add};
 const ASKED: u32 = 1;
 const TAKEN: u32 = 2;
 const FINAL: u32 = 3;
-const PREPARING: u32 = 4;
+pub(crate) const PREPARING: u32 = 4;
 
 /// How long the peer has for an answer if a new request may need none.
 const BRIEFLY: Duration = Duration::from_millis(1);
@@ -388,6 +388,11 @@ impl Connection {
         add(&self.block.tcp_sent, left.len() as u64);
         outgoing.tail.0.store(outgoing.head(), Ordering::Release);
         self.block.lower(flag::MOVING);
+        if !incoming.data_armed.0.has_sleepers() && !outgoing.space_armed.0.has_sleepers() {
+            // A program that never reads again would leave them to its end, which they would make a reset. Not if somebody may have to be
+            // woken by them first.
+            self.skip_last_bells(fd, segment);
+        }
         self.shut_for_good(fd);
         if self.is_unix() && self.block.has(flag::SHUT_RD) {
             // Until now only the peer's hooks knew ([`end::REFUSES`]). Nothing more comes, and what has come is at this side.

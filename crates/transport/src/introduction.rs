@@ -254,6 +254,10 @@ impl Connection {
     /// the application's. The caller holds the receive lock.
     pub(crate) fn greet(&self, fd: i32, segment: &Segment) -> bool {
         if self.block.has(flag::BELLS_FIRST | flag::LOST) {
+            if self.side_length() > 0 && segment.incoming().data_armed.0.has_sleepers() {
+                // Bytes that were in the ring: who was rung for them may not have run yet, and would sleep on without the bell.
+                return false;
+            }
             return !self.block.has(flag::LOST) && self.skip_last_bells(fd, segment);
         }
         match segment.greeting() {

@@ -20,9 +20,12 @@ impl Connection {
     /// sent, plain TCP would have ended the stream in order. Or it answers a write after the end.
     pub(crate) fn note_reset(&self, fd: i32) {
         let block = self.block;
+        // Where both directions had ended, TCP would have had nothing left to reset, whatever is unread.
+        let resets =
+            |segment| !self.has_taken_all(segment) && (self.is_unix() || !self.both_have_ended(segment));
         let unread = block.send_switched.load(Ordering::Acquire) == 0
             || block.has(flag::VOID)
-            || self.segment().is_some_and(|segment| !self.has_taken_all(segment));
+            || self.segment().is_some_and(resets);
         if unread {
             block.raise(flag::RESET);
         }
@@ -31,6 +34,10 @@ impl Connection {
 
     /// The kernel ended the connection with `errno`, and says so once.
     pub(crate) fn note_error(&self, fd: i32, errno: Errno) {
+        if matches!(errno, Errno::BADF | Errno::NOTSOCK) {
+            // Another thread has closed this descriptor at this very moment: it says nothing of the connection.
+            return;
+        }
         // Those that tcp(7) passes on from the network. Others are about this call.
         let of_network = matches!(
             errno,

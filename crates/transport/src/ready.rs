@@ -77,10 +77,16 @@ impl Connection {
             return bits;
         }
         let switched = self.block.send_switched.load(Ordering::Acquire) != 0;
-        // A write that fails at once; on `AF_UNIX` the kernel says so of one that finds nobody.
-        let fails = if self.is_unix() { flag::PEER_GONE } else { flag::SHUT_WR | flag::PEER_GONE };
-        let unwanted = self.block.has(fails) || ended & (end::CLOSED | end::DEAF) != 0;
-        if unwanted || ((switched || segment.is_ready()) && self.ring_has_space(segment)) {
+        let by_kernel = !switched && !segment.is_ready();
+        let unwanted = if self.is_unix() {
+            // The kernel says so of a write that finds nobody.
+            self.block.has(flag::PEER_GONE) || ended & (end::CLOSED | end::DEAF) != 0
+        } else {
+            // A write that fails at once. Of one by the kernel's socket the kernel says so: an end of the peer's stream alone makes no room.
+            self.block.has(flag::SHUT_WR)
+                || !by_kernel && (self.block.has(flag::PEER_GONE) || ended & (end::CLOSED | end::DEAF) != 0)
+        };
+        if unwanted || (!by_kernel && self.ring_has_space(segment)) {
             bits |= bit::WRITE | if self.is_unix() { bit::WRBAND } else { 0 };
         }
         bits

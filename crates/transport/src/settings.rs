@@ -10,6 +10,7 @@ use rustix::event::Timespec;
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
 
+use crate::connection::Connection;
 use crate::peers::{Rule, same_host};
 use crate::rendezvous::Place;
 use crate::ring::{CLASSES, class_size};
@@ -43,6 +44,8 @@ pub struct Settings {
     pub place: Place,
     /// An internal file descriptor is about to be closed.
     pub forget: fn(i32),
+    /// The descriptor by which to reach a connection: the given one, while it is the connection's, else another one of it, if there is any.
+    pub reach: fn(&Connection, i32) -> i32,
     /// How a thread sleeps.
     pub sleep: Sleep,
 }
@@ -62,6 +65,7 @@ impl Default for Settings {
             io_uring: true,
             place: stay,
             forget: |_| {},
+            reach: |_, fd| fd,
             sleep: Sleep { recv: tcp::recv, send: tcp::send, poll },
         }
     }

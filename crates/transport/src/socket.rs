@@ -10,9 +10,11 @@ use crate::arena::{State, flag};
 use crate::buffers::Buffers;
 use crate::chime::Mouth;
 use crate::connection::Connection;
-use crate::control::{Control, end};
+use crate::control::{Control, NO_REQUEST, end};
+use crate::handback::PREPARING;
 use crate::lock::Guard;
 use crate::segment::{SIDE_BYTES, Segment};
+use crate::settings::settings;
 use crate::stream::BELL;
 use crate::tcp;
 use crate::waiting::{self, Side, add};
@@ -27,6 +29,9 @@ fn most_bells(segment: &Segment) -> u64 {
     if segment.link().is_some() { 1 } else { MOST_BELLS }
 }
 
+/// How often a call lets others run while the peer prepares a request. It takes some system calls for that, unless it is stopped.
+const MOST_YIELDS: u32 = 1000;
+
 impl Connection {
     /// Wakes the peer's sleepers by a frame on the TCP connection. If the kernel has no room for it, the peer has
     /// unread TCP bytes, and looks at the ring once it has taken them.
@@ -39,6 +44,22 @@ impl Connection {
             }
         }
         waiting::ring(&self.socket(fd, segment));
+        if segment.incoming().wants_no_bells() {
+            self.ring_if_wanted_after_all(fd, segment);
+        }
+    }
+
+    /// The peer was about to ask for the way back, and took no bells. Once it has asked, the call that rings finds that, and follows; but if
+    /// it has given up before, its sleepers are owed theirs.
+    #[cold]
+    fn ring_if_wanted_after_all(&self, fd: i32, segment: &Segment) {
+        for _ in 0..MOST_YIELDS {
+            match segment.incoming().rung.0.handing.load(Ordering::SeqCst) {
+                PREPARING => std::thread::yield_now(),
+                NO_REQUEST => return waiting::ring(&self.socket(fd, segment)),
+                _ => return,
+            }
+        }
     }
 
     /// Takes spent bells away, as [`waiting::drain`] does; but where nobody sleeps, not before there are some: each time
@@ -66,14 +87,22 @@ impl Connection {
         Socket { connection: self, fd, segment }
     }
 
+    /// A descriptor by which the socket can be reached: `fd`, unless another thread has closed that, and there is another one.
+    pub(crate) fn reach(&self, fd: i32) -> i32 {
+        (settings().reach)(self, fd)
+    }
+
     pub(crate) fn put_bell(&self, fd: i32) -> bool {
         if self.is_closed() || self.spares_deaf(fd) {
             return false;
         }
         self.block.doorbells.fetch_add(1, Ordering::Relaxed);
+        let fd = self.reach(fd);
         // SAFETY: one readable byte.
         let sent = unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-        if !matches!(sent, Ok(_) | Err(Errno::AGAIN)) && !self.has_told_kernel(fd) {
+        if !matches!(sent, Ok(_) | Err(Errno::AGAIN | Errno::BADF | Errno::NOTSOCK))
+            && !self.has_told_kernel(fd)
+        {
             self.look_for_down(fd);
             if !self.is_before_frame() {
                 self.note_gone(fd);
@@ -105,6 +134,7 @@ impl Connection {
         if self.is_closed() {
             return 0;
         }
+        let fd = self.reach(fd);
         let mut scratch = [0u8; 64];
         let most = usize::try_from(most).unwrap_or(scratch.len()).min(scratch.len());
         let link = self.segment().and_then(Segment::link);

@@ -6,6 +6,7 @@
 //! A sleeper for space does the same when no unread byte lies before the bell it waits for, else it waits
 //! for the next arrival (`EPOLLET`).
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -33,9 +34,12 @@ const BLIND_READS: u32 = 8;
 /// How often others may have taken a connection back to TCP that one call saw fail: once, or the call would never end.
 const OFTEN: u32 = 16;
 
+/// How long a write that waits sleeps before it looks again, where it has no descriptor to wait by, and bytes of the peer's lie in the way.
+const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
+
 impl Connection {
     /// Receives as recv(2) does, sleeping if the socket blocks and `flags` allow it.
-    pub fn recv(&self, fd: i32, target: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+    pub fn recv(&self, mut fd: i32, target: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
         if target.left() == 0 {
             return self.recv_nothing(fd, flags);
         }
@@ -47,7 +51,7 @@ impl Connection {
         let whole = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && looks_on;
         let mut total = 0;
         let mut vain = VainWaits::default();
-        let mut has_slept = false;
+        let mut slept_at = None;
         let mut has_waited = false;
         loop {
             let brief = if has_waited { self.take_briefly(fd, target, flags) } else { None };
@@ -63,9 +67,10 @@ impl Connection {
                 Err(Errno::AGAIN) if !blocks && self.answers_blindly(at_once) => {
                     return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
                 }
-                Err(Errno::AGAIN) => match self.wait_readable(fd, at_once, blocks, &mut has_slept) {
+                Err(Errno::AGAIN) => match self.wait_readable(fd, at_once, blocks, &mut slept_at) {
                     Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => {
-                        has_waited = true
+                        has_waited = true;
+                        fd = self.reach(fd);
                     }
                     Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                     Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
@@ -114,7 +119,7 @@ impl Connection {
 
     /// recv(2) of no bytes: waits as long as it would for one, and leaves it there. The kernel looks no further once it has waited,
     /// not even at an error (`tcp_recvmsg_locked`); that of an `AF_UNIX` socket does (`unix_stream_read_generic`).
-    fn recv_nothing(&self, fd: i32, flags: i32) -> Result<usize, Errno> {
+    fn recv_nothing(&self, mut fd: i32, flags: i32) -> Result<usize, Errno> {
         let mut byte = 0u8;
         let list = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
         let mut target = Buffers::new(&list)?;
@@ -126,12 +131,13 @@ impl Connection {
         }
         let without_news = |errno| if self.is_unix() { Err(errno) } else { Ok(0) };
         let mut vain = VainWaits::default();
+        let mut slept_at = None;
         loop {
-            match self.wait_readable(fd, false, false, &mut false) {
+            match self.wait_readable(fd, false, false, &mut slept_at) {
                 Ok(()) if vain.are_enough(|| self.limit(fd, Timeout::Recv, false)) => {
                     return without_news(Errno::AGAIN);
                 }
-                Ok(()) => {}
+                Ok(()) => fd = self.reach(fd),
                 Err(errno @ (Errno::AGAIN | Errno::INTR)) => return without_news(errno),
                 Err(errno) => return Err(errno),
             }
@@ -144,11 +150,12 @@ impl Connection {
     }
 
     /// Sends as send(2) does, sleeping if the socket blocks and `flags` allow it. Raises no signal.
-    pub fn send(&self, fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+    pub fn send(&self, mut fd: i32, source: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
         // As in `recv`.
         let blocks = flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed);
         let mut total = 0;
         let mut deadline = None;
+        let has_slept = Cell::new(false);
         let mut vain = VainWaits::default();
         let mut overtaken = 0;
         loop {
@@ -190,9 +197,12 @@ impl Connection {
                     (count, _) => Ok(total + count),
                 };
             }
-            let waited = if at_once { Err(Errno::AGAIN) } else { self.wait_writable(fd, &mut deadline) };
+            let waited = match at_once {
+                true => Err(Errno::AGAIN),
+                false => self.wait_writable(fd, &mut deadline, &has_slept),
+            };
             match waited {
-                Ok(()) if !vain.are_enough(|| self.limit_of_socket(fd, Timeout::Send)) => {}
+                Ok(()) if !vain.are_enough(|| self.limit_of_socket(fd, Timeout::Send)) => fd = self.reach(fd),
                 Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                 Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
             }
@@ -318,9 +328,16 @@ impl Connection {
         left > 0 && (left == u64::MAX || tcp::unread(borrowed).is_ok_and(|unread| unread < left))
     }
 
-    /// Waits in a call that has slept before, or not, and notes that it has. What another process that shares the socket made of it before the
-    /// first sleep holds for the call; what it makes of it later does not.
-    fn wait_readable(&self, fd: i32, at_once: bool, blocks: bool, has_slept: &mut bool) -> Result<(), Errno> {
+    /// Waits in a call whose first sleep began at `slept_at`, if it has slept, and notes that it does. What another process that shares the
+    /// socket made of it before the first sleep holds for the call; what it makes of it later does not. `SO_RCVTIMEO` is for all sleeps
+    /// together.
+    fn wait_readable(
+        &self,
+        fd: i32,
+        at_once: bool,
+        blocks: bool,
+        slept_at: &mut Option<Instant>,
+    ) -> Result<(), Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let spin = if at_once || self.nonblocking.load(Ordering::Relaxed) {
             None
@@ -334,40 +351,36 @@ impl Connection {
         };
         let side = self.socket(fd, segment);
         let result = waiting::sleep_for_data(&side, |clear| {
+            let has_slept = slept_at.is_some();
+            let began = if at_once { None } else { Some(*slept_at.get_or_insert_with(Instant::now)) };
+            let deadline = || began?.checked_add(self.limit_of_socket(fd, Timeout::Recv)?);
             if !clear && !at_once && segment.link().is_none() {
-                let goes_on = *has_slept || blocks && self.nonblocking.load(Ordering::Relaxed);
+                let goes_on = has_slept || blocks && self.nonblocking.load(Ordering::Relaxed);
                 if !goes_on && self.ask_whether_nonblocking(fd) {
                     return Err(Errno::AGAIN);
                 }
-                let limit = self.limit_of_socket(fd, Timeout::Recv);
-                let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-                match self.sleep_for_arrival(fd, deadline, Way::In, || self.readable()) {
+                match self.sleep_for_arrival(fd, deadline(), Way::In, || self.readable()) {
                     // There is no descriptor, memory or watch for it.
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => {}
-                    slept => {
-                        *has_slept = true;
-                        return slept;
-                    }
+                    slept => return slept,
                 }
             }
-            if blocks && self.nonblocking.load(Ordering::Relaxed) {
-                self.sleep_for_byte_by_poll(fd)
-            } else {
-                match self.sleep_for_byte(fd, at_once) {
-                    // Another process has made it non-blocking meanwhile: this call waits on, by other means.
-                    Err(Errno::AGAIN)
-                        if blocks
-                            && self.limit_of_socket(fd, Timeout::Recv).is_none()
-                            && self.ask_whether_nonblocking(fd)
-                            && *has_slept =>
-                    {
-                        Ok(())
-                    }
-                    result => {
-                        *has_slept = true;
-                        result
-                    }
+            let by_poll = blocks && self.nonblocking.load(Ordering::Relaxed);
+            let deadline = if has_slept || by_poll { deadline() } else { None };
+            if by_poll || deadline.is_some() {
+                return self.sleep_for_byte_by_poll(fd, deadline);
+            }
+            match self.sleep_for_byte(fd, at_once) {
+                // Another process has made it non-blocking meanwhile: this call waits on, by other means.
+                Err(Errno::AGAIN)
+                    if blocks
+                        && has_slept
+                        && self.limit_of_socket(fd, Timeout::Recv).is_none()
+                        && self.ask_whether_nonblocking(fd) =>
+                {
+                    Ok(())
                 }
+                result => result,
             }
         });
         if let Some(spin) = spin {
@@ -393,11 +406,10 @@ impl Connection {
         Ok(())
     }
 
-    /// As [`Self::sleep_for_byte`], on a socket that has become non-blocking while the call waited.
-    fn sleep_for_byte_by_poll(&self, fd: i32) -> Result<(), Errno> {
-        let limit = self.limit_of_socket(fd, Timeout::Recv).and_then(|limit| Timespec::try_from(limit).ok());
+    /// As [`Self::sleep_for_byte`], on a socket that has become non-blocking while the call waited, or of whose time a part is over.
+    fn sleep_for_byte_by_poll(&self, fd: i32, deadline: Option<Instant>) -> Result<(), Errno> {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
-        if restart::poll(fd, libc::POLLIN, limit.as_ref())? == 0 {
+        if restart::poll(fd, libc::POLLIN, remaining(deadline)?.as_ref())? == 0 {
             return Err(Errno::AGAIN);
         }
         match self.sleep_for_byte(fd, true) {
@@ -407,7 +419,18 @@ impl Connection {
         }
     }
 
-    fn wait_writable(&self, fd: i32, deadline: &mut Option<Instant>) -> Result<(), Errno> {
+    /// Waits for room. The first sleep of a call, which is its first if not `has_slept`, asks whether another process has made the socket
+    /// non-blocking; one that has begun to wait goes on.
+    fn wait_writable(
+        &self,
+        fd: i32,
+        deadline: &mut Option<Instant>,
+        has_slept: &Cell<bool>,
+    ) -> Result<(), Errno> {
+        let may_sleep = || match !has_slept.replace(true) && self.ask_whether_nonblocking(fd) {
+            true => Err(Errno::AGAIN),
+            false => Ok(()),
+        };
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
@@ -418,7 +441,7 @@ impl Connection {
             *deadline = Instant::now().checked_add(limit);
         }
         if self.block.send_switched.load(Ordering::Acquire) == 0 {
-            return self.sleep_for_kernel_space(fd, *deadline);
+            return may_sleep().and_then(|()| self.sleep_for_kernel_space(fd, *deadline));
         }
         let has_space = || {
             self.ring_has_space(segment)
@@ -448,9 +471,22 @@ impl Connection {
             let told_here = segment.link().is_none();
             let sleeps_in_recv = clear && told_here && deadline.is_none() && !self.block.has(flag::SHUT_RD);
             if sleeps_in_recv && !self.nonblocking.load(Ordering::Relaxed) {
+                has_slept.set(true);
                 self.sleep_for_byte_or_retry(fd)
             } else {
-                self.sleep_for_arrival(fd, *deadline, Way::Out, has_space)
+                may_sleep()?;
+                match self.sleep_for_arrival(fd, *deadline, Way::Out, has_space) {
+                    Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => {
+                        // There is no descriptor, memory or watch for it.
+                        let left = remaining(*deadline)?;
+                        if clear && told_here {
+                            return restart::poll(fd, libc::POLLIN, left.as_ref()).map(drop);
+                        }
+                        std::thread::sleep(WITHOUT_DESCRIPTOR);
+                        Ok(())
+                    }
+                    slept => slept,
+                }
             }
         })
     }

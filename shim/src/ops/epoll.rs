@@ -221,9 +221,10 @@ pub(crate) fn waits(slot: &'static Slot) -> Waits {
 pub(crate) fn became_active(slot: &'static Slot) {
     for (set, fd) in memberships(slot).unwrap_or_default() {
         let Some(mut members) = set.lock() else { continue };
+        let told = members.has_told(set, fd);
         let Some(member) = members.by_fd.get_mut(&fd) else { continue };
         if !member.active {
-            member.became_active();
+            member.became_active(told);
             set.active.fetch_add(1, Ordering::SeqCst);
             members.settle(set, fd);
             members.sync(set, fd);

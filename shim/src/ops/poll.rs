@@ -273,13 +273,16 @@ fn merge(fds: &mut [pollfd], polled: &[Polled], kernel: &[pollfd]) -> i32 {
         let events = u32::from(kernel[one.index].revents.cast_unsigned());
         let asked = asked(fds, one);
         let connection = one.call.connection();
-        let bits = if events == 0 {
+        let invalid = u32::from(libc::POLLNVAL.cast_unsigned());
+        let bits = if events & invalid != 0 {
+            // Closed meanwhile by another thread: it is all that the kernel says.
+            invalid
+        } else if events == 0 {
             connection.readiness_when_mended(fds[one.index].fd, asked)
         } else {
             connection.interpret(fds[one.index].fd, events) | connection.hangup(events, asked)
         };
-        let invalid = events & u32::from(libc::POLLNVAL.cast_unsigned());
-        fds[one.index].revents = (((bits & (asked | bit::ALWAYS)) | invalid) as u16).cast_signed();
+        fds[one.index].revents = ((bits & (asked | bit::ALWAYS | invalid)) as u16).cast_signed();
     }
     fds.iter().filter(|fd| fd.revents != 0).count() as i32
 }

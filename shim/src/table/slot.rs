@@ -182,6 +182,11 @@ impl Slot {
         unsafe { &*connection.as_ptr() }
     }
 
+    /// Whether this is where `connection` is, which is alive.
+    pub(super) fn has(&self, connection: &Connection) -> bool {
+        std::ptr::eq(self.connection.get().cast_const().cast(), connection)
+    }
+
     /// Counts the caller in, which must [`Self::leave`]. `None` if nothing is open here.
     pub(super) fn count_in(&self) -> Option<&'static Connection> {
         let held = self.holds.fetch_add(USER, Ordering::SeqCst);

@@ -35,6 +35,11 @@ impl Graves {
         }
     }
 
+    /// Whether some thread has asked the kernel, and has not sorted out its answer yet.
+    pub(super) fn is_looked_for(&self) -> bool {
+        !self.lookers.is_empty()
+    }
+
     /// Something with `data` is removed. `rests`: as for [`Self::end`].
     pub(super) fn bury(&mut self, data: u64, rests: bool) {
         if rests || !self.lookers.is_empty() {

@@ -146,9 +146,10 @@ impl Member {
     }
 
     /// The connection left TCP. What came over TCP the kernel has reported, or still will; nothing has come
-    /// through the ring yet.
-    pub(super) fn became_active(&mut self) {
+    /// through the ring yet. `told`: [`Members::has_told`](super::set::Members::has_told).
+    pub(super) fn became_active(&mut self, told: Option<u64>) {
         self.active = true;
+        self.told = told;
         self.seen = Some(Edge::NONE);
         // Over TCP the kernel has told of room, unless it still owes that.
         let block = self.connection().block;
@@ -267,7 +268,7 @@ impl Member {
     }
 
     /// Bytes that have come over TCP, as long as the peer's may. `None` if the kernel does not tell.
-    fn received(&self) -> Option<u64> {
+    pub(super) fn received(&self) -> Option<u64> {
         let connection = self.connection();
         if connection.recv_settled() {
             None

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use libc::epoll_event;
+use rustix::event::PollFlags;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use smallvec::SmallVec;
 use thallus_transport::chime;
@@ -17,6 +18,7 @@ use thallus_transport::uninterrupted::{Descriptor, Uninterrupted};
 use super::graves::Graves;
 use super::member::{ET, Member, ONESHOT};
 use super::strangers::Strangers;
+use super::waiting::ready_in_kernel;
 use crate::real;
 use crate::table::{self, Slot};
 
@@ -457,7 +459,7 @@ impl Members {
         join(member.slot, set, fd);
         if !member.active && member.connection().is_active() {
             // Taken out of TCP beside us: who did so may have looked for registrations before this was one.
-            member.became_active();
+            member.became_active(None);
         }
         if member.active {
             set.active.fetch_add(1, Ordering::SeqCst);
@@ -468,6 +470,19 @@ impl Members {
         self.by_data.entry(member.kernel.1).or_default().push(fd);
         self.graves.unbury(member.kernel.1);
         self.by_fd.insert(fd, member);
+    }
+
+    /// What had come over TCP when the kernel had no report left in this set, and nobody has one that the program has not got yet. `None` if
+    /// that is not so, or nobody asked for edges.
+    pub(super) fn has_told(&self, set: &'static Set, fd: i32) -> Option<u64> {
+        let member = self.by_fd.get(&fd).filter(|member| !member.active && member.events & ET != 0)?;
+        if self.graves.is_looked_for() || set.has_resting() {
+            return None;
+        }
+        // In this order: what comes in between is left to be told of.
+        let received = member.received();
+        let epfd = set.epfd.load(Ordering::Relaxed);
+        (epfd >= 0 && ready_in_kernel(epfd, PollFlags::IN) == 0).then_some(received).flatten()
     }
 
     /// [`Self::insert`]s the member, unless its connection has been closed meanwhile.
