@@ -307,6 +307,11 @@ pub fn await_asleep(thread: libc::pid_t) {
     await_state(&format!("/proc/self/task/{thread}/stat"), 'S');
 }
 
+/// Waits until the first thread of the process `pid` sleeps in the kernel.
+pub fn await_process_asleep(pid: libc::pid_t) {
+    await_state(&format!("/proc/{pid}/stat"), 'S');
+}
+
 /// Waits until the process `pid` has been stopped by a signal.
 pub fn await_stopped(pid: libc::pid_t) {
     await_state(&format!("/proc/{pid}/stat"), 'T');
@@ -320,6 +325,7 @@ fn await_state(stat: &str, wanted: char) {
         if state == Some(wanted) {
             return;
         }
+        assert!(!matches!(state, Some('Z' | 'X')), "it has ended");
         pause();
     }
 }

@@ -5,12 +5,15 @@ use std::time::{Duration, Instant};
 use libc::{POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP};
 
 use super::peers::{
-    demand, drains_on_demand, ends_on_demand, fill, is_killed_on_demand, sends_on_demand, stop, waits,
+    answer_echoes, demand, drains_on_demand, ends_on_demand, fill, is_killed_on_demand, request_echoes,
+    sends_on_demand, stop, waits,
 };
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Selected, SignalSet, quietly, signal_thread, thread_id};
 use crate::say;
-use crate::side::{Side, assert_waited, await_readable, await_unread, pause, receive_exactly, while_blocked};
+use crate::side::{
+    ARRIVAL, Side, assert_waited, await_readable, await_unread, pause, receive_exactly, while_blocked,
+};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("nothing_yet", nothing_yet, waits),
@@ -23,6 +26,10 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("half_closed", half_closed, ends_on_demand),
     Behaviour::connected("no_interest", no_interest, ends_on_demand),
     Behaviour::connected("full_is_not_writable", full_is_not_writable, drains_on_demand),
+    Behaviour::connected("full_after_half_close_is_not_writable", fills_back_on_tcp, half_closes_and_reads)
+        .tally(Tally::Returned(1), Tally::Returned(1))
+        .alone(&["unsupported-call"])
+        .tcp_only(),
     Behaviour::connected("woken_by_room", woken_by_room, drains_on_demand),
     Behaviour::connected("odd_entries", odd_entries, sends_on_demand),
     Behaviour::connected("the_same_descriptor_twice", same_twice, sends_on_demand),
@@ -166,6 +173,49 @@ fn woken_by_room(side: &Side, fd: Fd) {
     let ready = while_blocked(|| calls::poll(&[(fd, POLLOUT)], -1), || side.sync("drain now"));
     assert_eq!(ready, Ok(vec![POLLOUT]));
     side.sync("drained");
+    side.sync("done");
+}
+
+/// Whoever is told of room has some. Back on TCP, a peer that sends no more still reads.
+fn fills_back_on_tcp(side: &Side, fd: Fd) {
+    let sets = [0, libc::EPOLLET].map(|edge| {
+        let set = calls::epoll_create().expect("epoll_create1");
+        calls::epoll_add(set, fd, libc::EPOLLOUT | edge, 1).expect("EPOLL_CTL_ADD");
+        set
+    });
+    calls::set_status(fd, libc::O_RDWR | libc::O_ASYNC).expect("F_SETFL");
+    request_echoes(fd, 20, 100);
+    side.sync("half-close now");
+    side.sync("half-closed");
+    let mut total = fill(fd);
+    // A kernel may find more room after it refused.
+    while quietly(|| calls::poll(&[(fd, POLLOUT)], 100)) == Ok(vec![POLLOUT]) {
+        let more = fill(fd);
+        assert_ne!(more, 0, "it is writable, and nothing fits");
+        total += more;
+    }
+    assert_eq!(calls::poll(&[(fd, POLLOUT)], 0), Ok(vec![0]));
+    quietly(|| calls::epoll_wait(sets[1], 4, 0)).expect("epoll_wait");
+    for set in sets {
+        assert_eq!(calls::epoll_wait(set, 4, 0), Ok(vec![]));
+    }
+    side.tell(total as u64);
+    let ready = [calls::Ready { events: libc::EPOLLOUT as u32, data: 1 }];
+    assert_eq!(calls::poll(&[(fd, POLLOUT)], ARRIVAL), Ok(vec![POLLOUT]));
+    for set in sets {
+        assert_eq!(calls::epoll_wait(set, 4, ARRIVAL), Ok(ready.to_vec()));
+    }
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+    side.sync("done");
+}
+
+fn half_closes_and_reads(side: &Side, fd: Fd) {
+    answer_echoes(fd, 20, 100);
+    side.sync("half-close now");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    side.sync("half-closed");
+    let total = side.told() as usize;
+    receive_exactly(fd, total);
     side.sync("done");
 }
 

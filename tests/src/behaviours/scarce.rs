@@ -1,10 +1,12 @@
 //! Processes that run out of something, or may not do something: the bytes arrive all the same.
 
+use std::time::Duration;
+
 use super::peers::{echo, request_echoes};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, forbid, quietly};
 use crate::say;
-use crate::side::{Pattern, Side, receive_pattern, send_pattern};
+use crate::side::{Pattern, Side, await_process_asleep, receive_pattern, send_pattern};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole(
@@ -47,6 +49,12 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Mixed(0, &[("no-diag", 1)]), Tally::Stayed(1)),
     Behaviour::whole("client_that_cannot_ask_for_owners", echoes, asks_without_netlink, Tally::Total(1))
         .tally(Tally::Stayed(1), Tally::Mixed(0, &[("no-diag", 1)])),
+    Behaviour::connected("write_waits_without_descriptors", writes_without_descriptors::<0>, reads_late),
+    Behaviour::connected(
+        "write_with_a_timeout_waits_without_descriptors",
+        writes_without_descriptors::<20>,
+        reads_late,
+    ),
     Behaviour::connected("no_space_to_grow", streams_without_fallocate, streams_back),
     Behaviour::connected("no_large_files_to_grow", streams_with_small_files, streams_back),
     // A process in a folder of its own cannot reach the one for statistics.
@@ -217,6 +225,28 @@ fn streams_with_small_files(_side: &Side, fd: Fd) {
 fn streams_back(_side: &Side, fd: Fd) {
     stream(fd, 42, 41);
 }
+
+/// Sleeps for room when there is no descriptor left to wait with.
+fn writes_without_descriptors<const TIMEOUT: u64>(side: &Side, fd: Fd) {
+    calls::set_send_timeout(fd, Duration::from_secs(TIMEOUT)).expect("SO_SNDTIMEO");
+    leave_descriptors(0);
+    assert_eq!(calls::dup(fd), Err(Errno::EMFILE));
+    let data = Pattern::new(43).take(LARGE);
+    side.tell(std::process::id().into());
+    assert_eq!(quietly(|| calls::send(fd, &data, 0)), Ok(LARGE));
+    side.sync("done");
+    // Statistics need one, too.
+    calls::limit_descriptors(128);
+}
+
+fn reads_late(side: &Side, fd: Fd) {
+    await_process_asleep(side.told() as libc::pid_t);
+    receive_pattern(fd, &mut Pattern::new(43), LARGE, 100_000);
+    side.sync("done");
+}
+
+/// More than any buffer takes.
+const LARGE: usize = 16 << 20;
 
 fn asks_confined(side: &Side) {
     asks_after(side, || calls::confine_to("/usr"));

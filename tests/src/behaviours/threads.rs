@@ -1,5 +1,6 @@
 //! Threads that share a connection.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use super::peers::{demand, echo, request_echoes, send_all, sends_on_demand, stop};
@@ -30,6 +31,35 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Total(2 * CLOSES), Tally::Upgraded(0))
         .by_itself(),
     Behaviour::connected("blocked_writer_and_blocked_reader", blocked_both_ways, unblocks),
+    Behaviour::connected("close_of_a_copy_beside_a_reader", closes_beside_a_reader, sends_on_to_a_copy),
+    Behaviour::connected("close_of_a_copy_beside_a_poll", closes_beside_a_poll, sends_on_to_a_copy),
+    // What a call sends over TCP that returns after its descriptor was closed, nobody counts.
+    Behaviour::connected("close_of_a_copy_beside_a_writer", closes_beside_a_writer, reads_on_from_a_copy)
+        .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::whole(
+        "close_of_a_copy_beside_a_reader_and_an_accept",
+        accepts_beside_a_reader,
+        connects_again_and_sends,
+        Tally::Upgraded(2),
+    ),
+    Behaviour::whole(
+        "close_of_a_copy_beside_a_reader_and_a_connect",
+        accepts_again_and_sends,
+        connects_beside_a_reader,
+        Tally::Upgraded(2),
+    ),
+    Behaviour::whole(
+        "close_of_a_copy_beside_a_reader_and_a_young_accept",
+        accepts_a_young_one_beside_a_reader,
+        connects_again_and_sends_at_once,
+        Tally::Total(2),
+    ),
+    Behaviour::whole(
+        "close_of_a_copy_beside_a_reader_and_a_young_connect",
+        accepts_again_and_sends_at_once,
+        connects_a_young_one_beside_a_reader,
+        Tally::Total(2),
+    ),
 ];
 
 const LENGTH: usize = 6 << 20;
@@ -280,6 +310,169 @@ fn blocked_both_ways(side: &Side, fd: Fd) {
     });
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
     side.sync("done");
+}
+
+/// While a thread sleeps in `wait`, another closes the descriptor, of which there is a copy, and does `then`.
+fn closes_beside<T>(fd: Fd, wait: impl FnOnce() -> T, then: impl FnOnce() + Send) -> (Fd, T) {
+    let copy = calls::dup(fd).expect("dup");
+    let closes = || {
+        quietly(|| calls::close(fd)).expect("close");
+        then();
+    };
+    let found = while_blocked(|| quietly(wait), closes);
+    (copy, found)
+}
+
+/// A copy is as good as the original.
+fn uses_a_copy(side: &Side, copy: Fd) {
+    side.sync("woken");
+    assert_eq!(receive_exactly(copy, 4), b"more");
+    assert_eq!(calls::send(copy, b"answer", 0), Ok(6));
+    side.sync("done");
+}
+
+fn awaits_an_answer(side: &Side, fd: Fd) {
+    side.sync("woken");
+    send_all(fd, b"more");
+    assert_eq!(receive_exactly(fd, 6), b"answer");
+    side.sync("done");
+}
+
+/// A read that waits has the file, whatever becomes of the number.
+fn closes_beside_a_reader(side: &Side, fd: Fd) {
+    let (copy, data) = closes_beside(fd, || calls::recv(fd, 100, 0), || side.sync("closed"));
+    assert_eq!(data, Ok(b"hello".to_vec()));
+    assert_eq!(calls::recv(fd, 100, libc::MSG_DONTWAIT), Err(Errno::EBADF));
+    uses_a_copy(side, copy);
+}
+
+/// The file's bytes wake it, and then it looks up the number again.
+fn closes_beside_a_poll(side: &Side, fd: Fd) {
+    let wait = || calls::poll(&[(fd, libc::POLLIN)], -1);
+    let (copy, ready) = closes_beside(fd, wait, || side.sync("closed"));
+    assert_eq!(ready, Ok(vec![libc::POLLNVAL]));
+    assert_eq!(receive_exactly(copy, 5), b"hello");
+    uses_a_copy(side, copy);
+}
+
+fn sends_on_to_a_copy(side: &Side, fd: Fd) {
+    side.sync("closed");
+    send_all(fd, b"hello");
+    awaits_an_answer(side, fd);
+}
+
+const MUCH: usize = 16 << 20;
+
+fn closes_beside_a_writer(side: &Side, fd: Fd) {
+    let data = Pattern::new(24).take(MUCH);
+    let (copy, sent) = closes_beside(fd, || calls::send(fd, &data, 0), || side.sync("closed"));
+    assert_eq!(sent, Ok(MUCH));
+    uses_a_copy(side, copy);
+}
+
+fn reads_on_from_a_copy(side: &Side, fd: Fd) {
+    side.sync("closed");
+    receive_pattern(fd, &mut Pattern::new(24), MUCH, 1 << 20);
+    awaits_an_answer(side, fd);
+}
+
+const UNSPOILED: usize = 50_000;
+
+/// The number becomes another connection's, whose bytes are its own.
+fn reuses_beside_a_reader(side: &Side, fd: Fd, another: impl FnOnce() -> Fd + Send) {
+    let reuses = || {
+        assert_eq!(another(), fd);
+        side.sync("reused");
+        // The peer has sent to the new one, and then to the old one.
+        side.sync("sent");
+    };
+    let (copy, data) = closes_beside(fd, || calls::recv(fd, 100, 0), reuses);
+    assert_eq!(data, Ok(b"hello".to_vec()));
+    receive_pattern(fd, &mut Pattern::new(25), UNSPOILED, 10_000);
+    assert_eq!(calls::send(fd, b"all", 0), Ok(3));
+    uses_a_copy(side, copy);
+}
+
+fn sends_to_both(side: &Side, old: Fd, new: Fd) {
+    side.sync("reused");
+    send_pattern(new, &mut Pattern::new(25), UNSPOILED, 10_000);
+    side.sync("sent");
+    send_all(old, b"hello");
+    assert_eq!(receive_exactly(new, 3), b"all");
+    awaits_an_answer(side, old);
+}
+
+fn accepts(side: &Side, listener: Fd) -> Fd {
+    let fd = side.accept(listener);
+    side.answer_warm_up(fd);
+    fd
+}
+
+fn connects(side: &Side, destination: SocketAddr) -> Fd {
+    let fd = side.connect_to(destination);
+    side.warm_up(fd);
+    fd
+}
+
+fn accepts_beside_a_reader(side: &Side) {
+    let listener = side.listen();
+    let fd = accepts(side, listener);
+    reuses_beside_a_reader(side, fd, || {
+        side.sync("closed");
+        quietly(|| accepts(side, listener))
+    });
+}
+
+fn connects_again_and_sends(side: &Side) {
+    let destination = side.destination();
+    let old = connects(side, destination);
+    side.sync("closed");
+    let new = connects(side, destination);
+    sends_to_both(side, old, new);
+}
+
+/// What the new connection carries, its own socket has, if nothing came before.
+fn accepts_a_young_one_beside_a_reader(side: &Side) {
+    let listener = side.listen();
+    let fd = accepts(side, listener);
+    reuses_beside_a_reader(side, fd, || {
+        side.sync("closed");
+        quietly(|| side.accept(listener))
+    });
+}
+
+fn connects_again_and_sends_at_once(side: &Side) {
+    let destination = side.destination();
+    let old = connects(side, destination);
+    side.sync("closed");
+    let new = side.connect_to(destination);
+    sends_to_both(side, old, new);
+}
+
+fn accepts_again_and_sends_at_once(side: &Side) {
+    let listener = side.listen();
+    let old = accepts(side, listener);
+    let new = side.accept(listener);
+    sends_to_both(side, old, new);
+}
+
+fn connects_a_young_one_beside_a_reader(side: &Side) {
+    let destination = side.destination();
+    let fd = connects(side, destination);
+    reuses_beside_a_reader(side, fd, || quietly(|| side.connect_to(destination)));
+}
+
+fn accepts_again_and_sends(side: &Side) {
+    let listener = side.listen();
+    let old = accepts(side, listener);
+    let new = accepts(side, listener);
+    sends_to_both(side, old, new);
+}
+
+fn connects_beside_a_reader(side: &Side) {
+    let destination = side.destination();
+    let fd = connects(side, destination);
+    reuses_beside_a_reader(side, fd, || quietly(|| connects(side, destination)));
 }
 
 fn unblocks(side: &Side, fd: Fd) {

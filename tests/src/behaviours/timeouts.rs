@@ -11,6 +11,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("receive", receive, sends_late),
     Behaviour::connected("receive_for_ever_again", receive_for_ever_again, sends_late),
     Behaviour::connected("receive_in_time", receive_in_time, sends_late),
+    Behaviour::connected("receive_timeout_counts_all_waits", receives_all_in_time, trickles),
     Behaviour::connected("send", send, reads_late),
     Behaviour::connected("poll_ignores_them", poll_ignores_them, sends_late),
 ];
@@ -69,6 +70,30 @@ fn receive_in_time(side: &Side, fd: Fd) {
     calls::set_receive_timeout(fd, Duration::from_secs(20)).expect("SO_RCVTIMEO");
     let data = while_blocked(|| calls::recv(fd, 10, 0), || side.sync("send now"));
     assert_eq!(data, Ok(b"at last".to_vec()));
+    side.sync("done");
+}
+
+/// Each byte ends a wait, but not what is left of the time for all of them.
+fn receives_all_in_time(side: &Side, fd: Fd) {
+    calls::set_receive_timeout(fd, Duration::from_millis(400)).expect("SO_RCVTIMEO");
+    side.sync("send now");
+    let received = quietly(|| calls::recv(fd, 1000, libc::MSG_WAITALL)).expect("some of it came");
+    assert!((1..4).contains(&received.len()), "{} bytes came", received.len());
+    side.sync("done");
+}
+
+/// A byte each quarter of a second, for three seconds at most.
+fn trickles(side: &Side, fd: Fd) {
+    side.sync("send now");
+    quietly(|| {
+        for _ in 0..12 {
+            std::thread::sleep(Duration::from_millis(250));
+            if side.is_awaited() {
+                break;
+            }
+            assert_eq!(calls::send(fd, b"x", 0), Ok(1));
+        }
+    });
     side.sync("done");
 }
 
