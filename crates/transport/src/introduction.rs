@@ -437,7 +437,7 @@ impl Connection {
         if tcp::peer_has_closed(fd) || segment.is_refused() {
             return Err(Reason::ShutdownBeforeUpgrade);
         }
-        if link.announce_ready().is_err() {
+        if link.announce_ready(tcp::closed_unanswered(fd)).is_err() {
             // From here on nothing reaches this side. Whether the server has left TCP before that can be seen.
             link.fail();
             let incoming = segment.incoming();

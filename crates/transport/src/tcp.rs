@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -61,6 +61,16 @@ pub fn peer_has_closed(fd: i32) -> bool {
         Some(state) => !matches!(state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2),
         None => unix::is_over(fd),
     }
+}
+
+/// How long a live peer may take for an answer by RDMA, if it has ended its stream.
+const ANSWER: Duration = Duration::from_millis(20);
+
+/// For who waits from now on for an answer by RDMA: whether the peer has closed the connection, so that none comes. One that has only ended
+/// its stream, as the kernel can't tell, answers first.
+pub(crate) fn closed_unanswered(fd: i32) -> impl Fn() -> bool {
+    let begun = Instant::now();
+    move || begun.elapsed() >= ANSWER && peer_has_closed(fd)
 }
 
 /// Whether the connection is no more: it was reset, or both ends have closed it.
@@ -438,6 +448,21 @@ mod tests {
             assert_eq!(owner_of(elsewhere, local).unwrap(), None);
             drop(client);
         }
+    }
+
+    #[test]
+    fn who_has_closed_has_a_moment_for_an_answer() {
+        let (client, server) = pair("127.0.0.1:0");
+        let is_vain = closed_unanswered(client.as_raw_fd());
+        std::thread::sleep(2 * ANSWER);
+        assert!(!is_vain(), "it has not closed");
+        drop(server);
+        wait_for(client.as_raw_fd(), PollFlags::IN, None);
+        assert!(is_vain());
+        let is_vain = closed_unanswered(client.as_raw_fd());
+        let begun = Instant::now();
+        while !is_vain() {}
+        assert!(begun.elapsed() >= ANSWER / 2);
     }
 
     #[test]

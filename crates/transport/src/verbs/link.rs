@@ -221,10 +221,10 @@ impl Link {
         self.progress() == Progress::Connected && self.board().ready.load(Ordering::Acquire) != 0
     }
 
-    /// Tells the peer that this side is connected, and waits until it can know.
-    pub(crate) fn announce_ready(&self) -> Result<(), Errno> {
+    /// Tells the peer that this side is connected, and waits until it can know. Fails with `EPIPE` once it `has_gone`.
+    pub(crate) fn announce_ready(&self, has_gone: impl Fn() -> bool) -> Result<(), Errno> {
         self.write_words(&self.pair.begin(1)?, std::mem::offset_of!(Board, ready), &[CONNECTED])?;
-        self.flush(|| false)
+        self.flush(has_gone)
     }
 
     fn their_board(&self, offset: usize) -> Spot {
