@@ -327,7 +327,7 @@ impl Side for Socket<'_> {
         rustix::thread::sched_yield();
     }
 
-    fn announce_bells(&self, count: u64) {
+    fn announce_bells(&self, count: &AtomicU64) {
         if let Some(link) = self.segment.link() {
             // If it can't be told, nothing else gets through either.
             let _ = link.announce_bells(count);

@@ -62,8 +62,8 @@ pub(crate) trait Side {
     /// After sleepers have been announced, and before anybody looks whether there is a reason not to sleep: makes the
     /// peer see them, and this side what the peer did before it could. Memory that both share does so by itself.
     fn sync(&self) {}
-    /// Makes the peer see how many bells have been counted; as [`Self::sync`].
-    fn announce_bells(&self, _count: u64) {}
+    /// Makes the peer see how many bells have been counted, by then, in `count`; as [`Self::sync`].
+    fn announce_bells(&self, _count: &AtomicU64) {}
 }
 
 /// Wakes the peer's sleepers by a bell. It is counted first, so that whoever drains never takes one that is not. If all of them listen, by a
@@ -77,7 +77,8 @@ pub(crate) fn ring(side: &impl Side) {
         return;
     }
     let count = &side.outgoing().rung.0.count;
-    side.announce_bells(count.fetch_add(1, Ordering::SeqCst) + 1);
+    count.fetch_add(1, Ordering::SeqCst);
+    side.announce_bells(count);
     // Whoever goes back to TCP takes the bells that were counted before it said so, and no others.
     fence(Ordering::SeqCst);
     if side.incoming().wants_no_bells() || !side.put_bell() {

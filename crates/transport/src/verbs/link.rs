@@ -516,9 +516,11 @@ impl Link {
     }
 
     /// Tells the peer how many bells have been counted, before one is rung.
-    pub(crate) fn announce_bells(&self, count: u64) -> Result<(), Errno> {
+    pub(crate) fn announce_bells(&self, count: &AtomicU64) -> Result<(), Errno> {
+        let poster = self.pair.begin(1);
+        // With the right to post: of several threads that ring, the last to write says the most. And also in vain, for the bell rings all the same.
         let rings = self.figures().rings.fetch_add(1, Ordering::SeqCst) + 1;
-        let poster = self.pair.begin(1)?;
+        let (poster, count) = (poster?, count.load(Ordering::SeqCst));
         self.write_words(&poster, std::mem::offset_of!(Board, bells), &Said::of([count, rings]))
     }
 
