@@ -315,7 +315,7 @@ impl Connection {
         }
     }
 
-    /// The kernel has reported something to read, and memory shows nothing. Between hosts a bell may overtake what it announces, and
+    /// The kernel has reported something to read, and memory shows nothing, or no bell. Between hosts a bell may overtake what it announces, and
     /// nobody rings again for sleepers whom it was for: waits for that. To be called where such sleepers do not look by themselves;
     /// for data, and for space if it `writes`.
     pub fn overtaken(&self, fd: i32, writes: bool) {
@@ -324,6 +324,14 @@ impl Connection {
             waiting::renew(&self.socket(fd, segment), true, writes);
             self.mend_if_failing(fd);
         }
+    }
+
+    /// Between hosts: whether what the kernel has reported may be a bell whose count has not arrived. Who drains one that is counted
+    /// renews what sleepers have announced.
+    pub fn may_have_uncounted_bell(&self) -> bool {
+        self.segment().is_some_and(|segment| {
+            segment.link().is_some() && self.recv_settled() && self.unread_bells(segment) == 0
+        })
     }
 
     pub(crate) fn mend_if_failing(&self, fd: i32) {

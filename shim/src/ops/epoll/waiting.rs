@@ -607,6 +607,13 @@ impl Members {
                 // Others sleep on, or whoever polls the set: it stays cold, and nobody looks again before the next bell.
                 connection.overtaken(member.io, member.armed == Some(true));
                 bits = member.report(tcp, round);
+            } else if !drained
+                && reported & bit::IN != 0
+                && !set.is_awake()
+                && connection.may_have_uncounted_bell()
+            {
+                // Its bell was for what is found now, and nobody knows of it yet: the next bytes would not ring for those who sleep on.
+                connection.overtaken(member.io, member.armed == Some(true));
             }
             if bits != 0 {
                 told.push((epoll_event { events: bits, u64: member.data }, true));
