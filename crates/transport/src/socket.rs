@@ -13,7 +13,7 @@ use crate::connection::Connection;
 use crate::control::{Control, NO_REQUEST, end};
 use crate::handback::PREPARING;
 use crate::lock::Guard;
-use crate::segment::{SIDE_BYTES, Segment};
+use crate::segment::{Greeting, SIDE_BYTES, Segment};
 use crate::settings::settings;
 use crate::stream::BELL;
 use crate::tcp;
@@ -276,6 +276,11 @@ impl Side for Socket<'_> {
         // Of `AF_UNIX` all counts until then, by which the client finds out whether the hooks have seen every byte.
         let counts_all = self.connection.is_unix() && !self.segment.is_ready();
         if counts_all { 0 } else { self.connection.side_length() }
+    }
+
+    fn has_frames(&self) -> bool {
+        // With a reply that is owed, another thread may be about to bring the link about.
+        self.segment.link().is_some() || self.segment.greeting() == Greeting::OwesReply
     }
 
     fn is_back(&self) -> bool {

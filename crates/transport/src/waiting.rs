@@ -39,6 +39,10 @@ pub(crate) trait Side {
     fn is_back(&self) -> bool {
         false
     }
+    /// Whether more than bells may follow the application's bytes on TCP: then nothing is taken there before it has been looked at.
+    fn has_frames(&self) -> bool {
+        false
+    }
     /// Takes the receive lock.
     fn lock(&self) -> Result<Self::Guard<'_>, Errno>;
     /// Whether a read would return at once.
@@ -357,10 +361,13 @@ pub(crate) fn take_tcp(
 ) -> Option<Result<usize, Errno>> {
     let (incoming, outgoing) = (side.incoming(), side.outgoing());
     let someone_sleeps = incoming.data_armed.0.has_sleepers() || outgoing.space_armed.0.has_sleepers();
-    let careful = someone_sleeps && !peek;
+    let most = tcp_left(side);
+    // Where it is not known how many are the application's, what is behind them may come at any moment.
+    let may_overrun = most == u64::MAX && !side.is_back() && side.has_frames();
+    let careful = (someone_sleeps || may_overrun) && !peek;
     // As in `Armed::arm`, for the sleeper: the peer sees it, or what the peer did is seen below.
     fence(Ordering::SeqCst);
-    let result = receive(tcp_left(side), peek || careful);
+    let result = receive(most, peek || careful);
     // Only now: a bell that came with the bytes was sent after the count was published.
     let left = tcp_left(side);
     match result {
@@ -368,7 +375,8 @@ pub(crate) fn take_tcp(
         Ok(got) => {
             let ours = (got as u64).min(left);
             if careful {
-                if let Err(errno) = take_and_wake(side, ours, left, receive) {
+                let wakes = someone_sleeps && !side.has_frames();
+                if let Err(errno) = take_seen(side, ours, wakes && ours == left, receive) {
                     return Some(Err(errno));
                 }
             } else if !peek {
@@ -395,16 +403,16 @@ pub(crate) fn note_taken(side: &impl Side) {
     side.outgoing().rare.0.taken.store(taken, Ordering::Release);
 }
 
-/// Takes `ours` bytes that have been looked at, where others sleep. Bells behind them stay: they may be needed. With
-/// the last byte of all the ring becomes readable, which no bell tells those who sleep: so that byte itself
-/// stays, counted as one more bell, and is drained like one.
-fn take_and_wake(
+/// Takes `ours` bytes that have been looked at. What is behind them stays: bells may be needed. With
+/// the last byte of all the ring becomes readable, which no bell tells those who sleep: so if it `wakes` them that byte itself
+/// stays, counted as one more bell, and is drained like one. Not where it would be taken for a frame.
+fn take_seen(
     side: &impl Side,
     ours: u64,
-    left: u64,
+    wakes: bool,
     mut receive: impl FnMut(u64, bool) -> Result<usize, Errno>,
 ) -> Result<(), Errno> {
-    let stays = u64::from(ours > 0 && ours == left);
+    let stays = u64::from(ours > 0 && wakes);
     if ours > stays {
         receive(ours - stays, false)?;
     }
@@ -415,4 +423,101 @@ fn take_and_wake(
 /// Counts; the caller holds the lock under which the counter is changed.
 pub(crate) fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// One that has not seen yet where the peer's bytes leave TCP.
+    struct One {
+        incoming: Control,
+        outgoing: Control,
+        drained: AtomicU64,
+        switched: AtomicU32,
+        received: AtomicU64,
+    }
+
+    impl Side for One {
+        type Guard<'a> = ();
+
+        fn incoming(&self) -> &Control {
+            &self.incoming
+        }
+        fn outgoing(&self) -> &Control {
+            &self.outgoing
+        }
+        fn drained(&self) -> &AtomicU64 {
+            &self.drained
+        }
+        fn recv_switched(&self) -> &AtomicU32 {
+            &self.switched
+        }
+        fn tcp_received(&self) -> &AtomicU64 {
+            &self.received
+        }
+        fn has_frames(&self) -> bool {
+            true
+        }
+        fn lock(&self) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn is_readable(&self) -> bool {
+            false
+        }
+        fn has_space(&self) -> bool {
+            false
+        }
+        fn absorb(&self, _: bool) -> bool {
+            false
+        }
+        fn take_bells(&self, _: u64) {}
+        fn put_bell(&self) -> bool {
+            false
+        }
+        fn pause(&self) {}
+    }
+
+    fn one() -> One {
+        let side = One {
+            incoming: Control::new(),
+            outgoing: Control::new(),
+            drained: AtomicU64::new(0),
+            switched: AtomicU32::new(0),
+            received: AtomicU64::new(0),
+        };
+        side.incoming.begin();
+        side.outgoing.begin();
+        side
+    }
+
+    /// What a read takes of a stream of `stream` bytes, five of which the peer turns out to have sent before it left TCP.
+    fn taken(side: &One, stream: usize) -> usize {
+        let mut taken = 0;
+        let result = take_tcp(side, false, |most, peek| {
+            side.incoming.rare.0.switched_at.store(5, Ordering::SeqCst);
+            let count = usize::try_from(most).unwrap_or(stream).min(stream - taken);
+            if !peek {
+                taken += count;
+            }
+            Ok(count)
+        });
+        assert_eq!(result, Some(Ok(5)));
+        assert_eq!(side.received.load(Ordering::Relaxed), 5);
+        assert_eq!(side.drained.load(Ordering::Relaxed), 0);
+        taken
+    }
+
+    #[test]
+    fn what_follows_the_last_byte_is_left_where_it_may_be_a_frame() {
+        assert_eq!(taken(&one(), 30), 5);
+        assert_eq!(taken(&one(), 5), 5);
+    }
+
+    #[test]
+    fn no_byte_is_left_to_wake_sleepers_where_it_would_be_taken_for_a_frame() {
+        let side = one();
+        side.incoming.data_armed.0.arm(Wakes::ByTcp);
+        assert_eq!(taken(&side, 30), 5);
+    }
 }
