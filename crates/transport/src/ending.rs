@@ -20,7 +20,7 @@ impl Connection {
     pub fn shut_sending(&self, fd: i32) -> Result<bool, Errno> {
         let Some(segment) = self.segment() else { return Ok(false) };
         let _guard = self.lock_sending(fd)?;
-        if !self.send_switched(segment) {
+        if !self.send_switched(fd, segment) {
             return Ok(false);
         }
         if segment.link().is_some() && self.block.has(flag::SHUT_WR) {

@@ -178,7 +178,7 @@ impl Connection {
     pub(crate) fn await_switch(&self, fd: i32, segment: &Segment, link: &Link, deadline: Instant) -> bool {
         let incoming = segment.incoming();
         loop {
-            let switched = self.lock_sending(fd).is_ok_and(|_guard| self.send_switched(segment));
+            let switched = self.lock_sending(fd).is_ok_and(|_guard| self.send_switched(fd, segment));
             link.inbox().scan(incoming);
             if switched && has_switched(incoming) {
                 return true;
@@ -217,7 +217,7 @@ impl Connection {
         let block = self.block;
         // Where bytes leave TCP, frames may follow.
         if segment.is_ready() && link.is_usable() {
-            self.send_switched(segment);
+            self.send_switched(fd, segment);
         }
         let unsure = segment.switching().load(Ordering::SeqCst) != 0
             && block.send_switched.load(Ordering::Acquire) == 0;
@@ -242,15 +242,23 @@ impl Connection {
         segment.set_greeting(if seen { Greeting::AwaitsDown } else { Greeting::Done });
         // Without the peer's word nobody knows how it takes the next byte.
         let mut switched = block.send_switched.swap(0, Ordering::SeqCst) != 0;
-        if unsure {
-            // Where the peer's own bytes have not left TCP, it can't send frames.
-            match if seen { self.await_frame(fd) } else { Next::Nothing } {
+        if unsure && seen {
+            match self.await_frame(fd) {
                 Next::Down(bits, rest) => {
                     self.begin_to_skip(fd, segment, rest, Unread::Stays);
                     switched = bits & KNOWS != 0;
                 }
-                _ => return self.lose(fd),
+                // It takes nothing any more. Whether it had sent more than has come is known, or not.
+                Next::End => {
+                    self.note_end(fd);
+                    segment.set_greeting(Greeting::Done);
+                }
+                Next::Nothing | Next::Lie => return self.lose(fd),
             }
+        } else if unsure && !tcp::peer_has_closed(fd) {
+            // Where the peer's own bytes have not left TCP, it can't send frames. But all that one has sent that is gone is there: no byte
+            // of its leaves TCP before a READ behind its word of that has been answered here.
+            return self.lose(fd);
         }
         outgoing.rare.0.switched_at.store(NOT_SWITCHED, Ordering::SeqCst);
         if !kept {

@@ -137,7 +137,7 @@ impl Connection {
         }
         // Writers of ours that sleep for space would hear nothing more, unless the kernel is about to wake all.
         let wakes_all = matches!(rest, Rest::Aside | Rest::TakenFromSleepers);
-        if outgoing.space_armed.0.has_sleepers() && !wakes_all || !self.send_switched(segment) {
+        if outgoing.space_armed.0.has_sleepers() && !wakes_all || !self.send_switched(fd, segment) {
             return false;
         }
         for _ in 0..MOST_REQUESTS {

@@ -39,7 +39,7 @@ impl Connection {
         if self.block.send_switched.load(Ordering::Acquire) == 0 {
             // Called by a reader: frames may follow only after the count of what precedes them.
             let Ok(_guard) = self.lock_sending(fd) else { return };
-            if !self.send_switched(segment) {
+            if !self.send_switched(fd, segment) {
                 return;
             }
         }

@@ -197,7 +197,7 @@ impl Connection {
             && segment.is_ready()
             && let Ok(_guard) = self.lock_sending(fd)
         {
-            self.send_switched(segment);
+            self.send_switched(fd, segment);
         }
     }
 
@@ -322,7 +322,7 @@ impl Connection {
         if self.is_closed() {
             return Err(Errno::BADF);
         }
-        let switched = self.send_switched(segment);
+        let switched = self.send_switched(fd, segment);
         if segment.has_failed() || self.is_asked_back(segment) {
             return Err(FAILED);
         }
@@ -430,7 +430,7 @@ impl Connection {
 
     /// Whether this side sends through the ring; moves it there if both sides are ready. The caller holds
     /// the send lock.
-    pub(crate) fn send_switched(&self, segment: &Segment) -> bool {
+    pub(crate) fn send_switched(&self, fd: i32, segment: &Segment) -> bool {
         if self.block.send_switched.load(Ordering::Relaxed) != 0 {
             return true;
         }
@@ -443,7 +443,7 @@ impl Connection {
         let sent = self.block.tcp_sent.load(Ordering::Relaxed);
         if let Some(link) = segment.link() {
             segment.switching().store(1, Ordering::SeqCst);
-            if link.announce_switch(segment.incoming(), sent).is_err() {
+            if link.announce_switch(segment.incoming(), sent, tcp::closed_unanswered(fd)).is_err() {
                 self.fabric_failed(segment);
                 return false;
             }

@@ -427,11 +427,16 @@ impl Link {
     }
 
     /// Tells the peer how many bytes precede the ring on TCP, and waits until it can know: a bell on TCP must not
-    /// overtake this.
-    pub(crate) fn announce_switch(&self, incoming: &Control, count: u64) -> Result<(), Errno> {
+    /// overtake this. Fails with `EPIPE` once the peer has closed its end, or its socket, as `is_closed` tells.
+    pub(crate) fn announce_switch(
+        &self,
+        incoming: &Control,
+        count: u64,
+        is_closed: impl Fn() -> bool,
+    ) -> Result<(), Errno> {
         // SAFETY: eight readable bytes.
         match unsafe { self.put(Kind::Switch, count.to_le_bytes().as_ptr(), 8) } {
-            Ok(8) => self.flush(|| self.peer_has_gone(incoming)),
+            Ok(8) => self.flush(|| self.peer_has_gone(incoming) || is_closed()),
             _ => Err(Errno::CONNRESET),
         }
     }
