@@ -147,7 +147,7 @@ impl Connection {
     /// Goes back to TCP on purpose, if this process drives a queue pair for it: a fork could not use that.
     pub fn leave_fabric(&self, fd: i32, deadline: Instant) {
         let Some(segment) = self.segment() else { return };
-        self.stop_connecting(fd, segment);
+        self.stop_introduction(fd, segment);
         // One that has failed, too: it is for one process to say so to the peer.
         let drives = |link: &&Link| {
             (link.is_usable() && !link.is_frozen()) || (link.is_ours() && segment.has_failed())

@@ -423,11 +423,26 @@ impl Connection {
         }
     }
 
-    /// Client, before a fork, which can't use what this process connects: stays on TCP.
-    pub(crate) fn stop_connecting(&self, fd: i32, segment: &Segment) {
-        if segment.greeting() == Greeting::Connects {
-            segment.set_greeting(Greeting::Done);
-            self.give_up(fd, Reason::SharedBeforeUpgrade);
+    /// Client, before a fork, which can't use what this process offers or connects: stays on TCP.
+    pub(crate) fn stop_introduction(&self, fd: i32, segment: &Segment) {
+        // Most need no lock.
+        if !matches!(segment.greeting(), Greeting::OwesHello | Greeting::AwaitsReply | Greeting::Connects) {
+            return;
+        }
+        let Ok(_receiving) = self.lock_receiving(fd) else { return };
+        // Also for a HELLO that goes out at this moment.
+        let Ok(_sending) = self.lock_sending(fd) else { return };
+        match segment.greeting() {
+            Greeting::OwesHello | Greeting::Connects => {
+                segment.set_greeting(Greeting::Done);
+                self.give_up(fd, Reason::SharedBeforeUpgrade);
+            }
+            // Whichever process takes the reply does not heed it.
+            Greeting::AwaitsReply => {
+                self.block.note(Reason::SharedBeforeUpgrade);
+                self.block.raise(flag::DECLINES);
+            }
+            _ => {}
         }
     }
 

@@ -112,7 +112,7 @@ impl Connection {
         const UNUSUAL: u32 = ENDINGS | flag::RETURNED;
         let Some(segment) = self.segment() else { return Glimpse::Unusual };
         let incoming = segment.incoming();
-        if segment.link().is_some()
+        if segment.is_alone()
             || self.block.has(UNUSUAL)
             || self.block.is_unwanted()
             || incoming.end() != 0

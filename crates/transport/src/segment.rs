@@ -504,6 +504,12 @@ impl Segment {
         self.alone
     }
 
+    /// Whether another process drives the queue pair: this one can neither send nor receive.
+    pub(crate) fn is_out_of_reach(&self) -> bool {
+        // In this order: who attaches it says so afterwards.
+        self.alone && self.header().ready.load(Ordering::Acquire) == READY && self.link().is_none()
+    }
+
     /// Whether the queue pair has failed, and the connection is still to go back to TCP. When the peer closes, an iWARP queue
     /// pair fails: then there is nothing to go back for.
     pub(crate) fn has_failed(&self) -> bool {
@@ -575,7 +581,7 @@ impl Segment {
             InMemory { control, windows }
         };
         let role = self.role as usize;
-        self.link().is_none().then(|| (end(role), end(1 - role)))
+        (!self.alone).then(|| (end(role), end(1 - role)))
     }
 
     /// What this process remembers of the outgoing direction.

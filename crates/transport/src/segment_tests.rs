@@ -54,6 +54,21 @@ fn only_who_has_a_segment_alone_owes_a_greeting() {
 }
 
 #[test]
+fn a_queue_pair_of_another_process_is_out_of_reach() {
+    let alone = Segment::create_alone(Role::Server, Greeting::AwaitsHello).unwrap();
+    assert!(!alone.is_out_of_reach() && alone.ends_in_memory().is_none());
+    // As that one does.
+    assert!(alone.set_ready());
+    assert!(alone.is_out_of_reach() && alone.ends_in_memory().is_none());
+    alone.take_down();
+    assert!(!alone.is_out_of_reach());
+    let (server, fd) = Segment::create(NONCE).unwrap();
+    let client = Segment::accept(&fd, NONCE).unwrap();
+    assert!(client.set_ready());
+    assert!(!client.is_out_of_reach() && !server.is_out_of_reach() && server.ends_in_memory().is_some());
+}
+
+#[test]
 fn threads_find_the_same_area_at_once() {
     let (server, fd) = Segment::create(NONCE).unwrap();
     let client = Segment::accept(&fd, NONCE).unwrap();

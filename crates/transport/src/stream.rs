@@ -71,6 +71,9 @@ impl Connection {
         if self.is_closed() {
             return Err(Errno::BADF);
         }
+        if segment.is_out_of_reach() {
+            return Err(Errno::NOTCONN);
+        }
         self.mend_locked(fd, segment)?;
         self.switch_early(fd, segment);
         let peek = flags & libc::MSG_PEEK != 0;
@@ -321,6 +324,9 @@ impl Connection {
         }
         if self.is_closed() {
             return Err(Errno::BADF);
+        }
+        if segment.is_out_of_reach() {
+            return Err(Errno::NOTCONN);
         }
         let switched = self.send_switched(fd, segment);
         if segment.has_failed() || self.is_asked_back(segment) {

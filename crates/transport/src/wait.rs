@@ -283,8 +283,9 @@ impl Connection {
         if self.block.has(flag::PEER_GONE | flag::SHUT_RD) {
             return true;
         }
-        // Nobody sleeps before it is mended.
+        // Nobody sleeps before it is mended. Nor for what only another process would get: a read says so.
         segment.has_failed()
+            || segment.is_out_of_reach()
             || (!self.block.has(flag::RETURNED) && (self.is_asked_back(segment) || self.has_ring_news(segment)))
             // After that: bytes of the ring may be moved there.
             || self.side_length() > 0
