@@ -17,7 +17,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFlags, Timespec};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
@@ -25,7 +25,7 @@ use crate::arena::{flag, now_ns};
 use crate::connection::Connection;
 use crate::control::{Control, NOT_SWITCHED, end};
 use crate::segment::{Greeting, SIDE_BYTES, Segment};
-use crate::settle::{PATIENCE, SHORT_PATIENCE, wait_until};
+use crate::settle::{PATIENCE, SHORT_PATIENCE, nap, wait_until};
 use crate::stream::{BELL, FAILED};
 use crate::tcp::{self, wait_for};
 use crate::uninterrupted::Uninterrupted;
@@ -187,7 +187,7 @@ impl Connection {
                 return false;
             }
             // By RDMA, so nothing wakes.
-            let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
+            nap();
         }
     }
 
@@ -288,7 +288,7 @@ impl Connection {
         let unread = || tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) });
         segment.greeting() == Greeting::AwaitsDown
             && !link.has_posted_late()
-            && matches!(self.next_frame(fd), Next::Down(bits, _) if bits & HAD_ALL != 0)
+            && matches!(next_frame(fd), Next::Down(bits, _) if bits & HAD_ALL != 0)
             && (tcp::peer_has_closed(fd) || unread().is_ok_and(|unread| unread > DOWN_BYTES as u64))
     }
 
@@ -410,7 +410,7 @@ impl Connection {
     pub(crate) fn take_down_frame(&self, fd: i32, segment: &Segment, unread: Unread) -> bool {
         let _uninterrupted = Uninterrupted::begin();
         if segment.greeting() == Greeting::AwaitsDown {
-            match self.next_frame(fd) {
+            match next_frame(fd) {
                 Next::Nothing => return false,
                 Next::Down(_, rest) => self.begin_to_skip(fd, segment, rest, unread),
                 Next::End => {
@@ -548,48 +548,53 @@ impl Connection {
         }
     }
 
-    /// As [`Self::next_frame`], which comes soon if the peer has gone back.
+    /// As [`next_frame`], which comes soon if the peer has gone back.
     fn await_frame(&self, fd: i32) -> Next {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let next = self.next_frame(fd);
+            let next = next_frame(fd);
             let left = deadline.saturating_duration_since(Instant::now());
             if !matches!(next, Next::Nothing) || left.is_zero() || !wait_for(fd, PollFlags::IN, Some(left)) {
                 return next;
             }
         }
     }
+}
 
-    /// Takes bells, and looks for the frame behind them.
-    fn next_frame(&self, fd: i32) -> Next {
-        let mut bytes = [0u8; 64];
-        loop {
-            let is_all = tcp::peer_has_closed(fd);
-            // SAFETY: the buffer is writable for its length.
-            let seen = match unsafe {
-                tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_PEEK)
-            } {
-                Ok(0) => return Next::End,
-                Ok(count) => &bytes[..count],
-                Err(Errno::AGAIN | Errno::INTR) => return Next::Nothing,
-                Err(_) => return Next::End,
-            };
-            let bells = seen.iter().take_while(|&&byte| byte == BELL).count();
-            if bells == 0 && seen[0] != DOWN {
+/// Takes bells, and looks for the frame behind them. The rest of one that has come in part comes at once, if it does.
+fn next_frame(fd: i32) -> Next {
+    let mut bytes = [0u8; 64];
+    let mut begun = None;
+    loop {
+        let is_all = tcp::peer_has_closed(fd);
+        // SAFETY: the buffer is writable for its length.
+        let seen = match unsafe {
+            tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_PEEK)
+        } {
+            Ok(0) => return Next::End,
+            Ok(count) => &bytes[..count],
+            Err(Errno::AGAIN | Errno::INTR) => return Next::Nothing,
+            Err(_) => return Next::End,
+        };
+        let bells = seen.iter().take_while(|&&byte| byte == BELL).count();
+        if bells == 0 && seen[0] != DOWN {
+            return Next::Lie;
+        }
+        let frame = seen.first_chunk::<DOWN_BYTES>().copied();
+        if bells == 0 && frame.is_none() {
+            if is_all || begun.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
                 return Next::Lie;
             }
-            let frame = seen.first_chunk::<DOWN_BYTES>().copied();
-            if bells == 0 && frame.is_none() {
-                return if is_all { Next::End } else { Next::Nothing };
-            }
-            if let (0, Some(frame)) = (bells, frame) {
-                let [position, bytes] =
-                    [2, 10].map(|at| u64::from_le_bytes(std::array::from_fn(|i| frame[at + i])));
-                return Next::Down(frame[1], Rest { position, bytes });
-            }
-            // SAFETY: as above; they are there, and nobody else reads.
-            let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) };
+            nap();
+            continue;
         }
+        if let (0, Some(frame)) = (bells, frame) {
+            let [position, bytes] =
+                [2, 10].map(|at| u64::from_le_bytes(std::array::from_fn(|i| frame[at + i])));
+            return Next::Down(frame[1], Rest { position, bytes });
+        }
+        // SAFETY: as above; they are there, and nobody else reads.
+        let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) };
     }
 }
 
@@ -614,4 +619,43 @@ fn bells_before_frames(link: &Link, seen: &[u8]) -> usize {
         link.fail();
     }
     bells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    /// What follows `bytes`, which come first, and how long that takes to find out. If it `ends` the peer has closed.
+    fn next_of(bytes: &[u8], ends: bool) -> (Next, Duration) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = listener.accept().unwrap().0;
+        peer.write_all(bytes).unwrap();
+        let _open = (!ends).then_some(peer);
+        wait_for(socket.as_raw_fd(), if ends { PollFlags::RDHUP } else { PollFlags::IN }, None);
+        let begun = Instant::now();
+        (next_frame(socket.as_raw_fd()), begun.elapsed())
+    }
+
+    #[test]
+    fn a_frame_is_found_behind_bells() {
+        let frame = down(KNOWS, 7, 9);
+        let stream: Vec<u8> = [&[BELL; 100][..], &frame, b"more"].concat();
+        let Next::Down(bits, rest) = next_of(&stream, false).0 else { panic!("no frame") };
+        assert_eq!((bits, rest.position, rest.bytes), (KNOWS, 7, 9));
+        assert!(matches!(next_of(&[BELL; 3], true).0, Next::End));
+        assert!(matches!(next_of(b"bytes", false).0, Next::Lie));
+    }
+
+    #[test]
+    fn a_frame_of_which_the_rest_does_not_come_is_none() {
+        let part = &down(KNOWS, 7, 9)[..DOWN_BYTES - 1];
+        let (next, time) = next_of(part, false);
+        assert!(matches!(next, Next::Lie) && time >= PATIENCE && time < 5 * PATIENCE);
+        let (next, time) = next_of(part, true);
+        assert!(matches!(next, Next::Lie) && time < PATIENCE);
+    }
 }

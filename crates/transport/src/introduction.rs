@@ -8,6 +8,7 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -19,6 +20,7 @@ use crate::greeting::{self, Kind, LENGTH, Nonce, Opening, Seal};
 use crate::reason::Reason;
 use crate::segment::{Greeting, Segment};
 use crate::settings::settings;
+use crate::settle::{PATIENCE, nap};
 use crate::stream::transmit;
 use crate::uninterrupted::Uninterrupted;
 use crate::verbs::board::Memory;
@@ -26,6 +28,9 @@ use crate::verbs::link::Link;
 use crate::verbs::{Endpoint, Progress};
 use crate::waiting::add;
 use crate::{process, tcp};
+
+/// How long a byte by which greetings begin, too, may be all there is of one.
+const LONE_BYTE: Duration = Duration::from_millis(50);
 
 /// Whether a rule names the peer.
 pub(crate) const UNKNOWN: u8 = 0;
@@ -288,6 +293,10 @@ impl Connection {
         }
         let mut bytes = [0u8; LENGTH];
         let Some(opening) = self.opening(fd, nonce, &mut bytes) else { return false };
+        if self.is_closed() {
+            // While the rest was waited for: the number may be somebody else's.
+            return true;
+        }
         if awaited == Greeting::OwesHello {
             // The server has spoken first: the client keeps its greeting to itself, unless it goes out at this moment.
             if let Ok(_guard) = self.lock_sending(fd)
@@ -298,9 +307,6 @@ impl Connection {
             }
             return segment.greeting() == Greeting::Done;
         }
-        if opening == Opening::Partial {
-            return false;
-        }
         take(fd, opening);
         if opening == Opening::Foreign {
             self.block.raise(flag::HEARD);
@@ -309,9 +315,8 @@ impl Connection {
             self.greeting_has_come(segment);
         }
         let result = match (awaited, opening) {
-            (_, Opening::Partial) => return false,
             _ if let Some(reason) = declines => Err(reason),
-            (_, Opening::Foreign) => Err(Reason::PeerWithoutThallus),
+            (_, Opening::Foreign | Opening::Partial) => Err(Reason::PeerWithoutThallus),
             (Greeting::AwaitsHello, Opening::Whole(_)) => self.keep_hello(fd, segment, &bytes),
             (Greeting::AwaitsHello, Opening::Unusable(reason)) => Err(reason),
             (_, Opening::Whole(reply)) => self.agree(fd, segment, &reply),
@@ -323,22 +328,10 @@ impl Connection {
         true
     }
 
-    /// What the first bytes are that have come on TCP, which stay there in `bytes`, too. `None`: there are none yet.
+    /// What the first bytes are that have come on TCP: see [`opening_of`].
     fn opening(&self, fd: i32, nonce: Option<Nonce>, bytes: &mut [u8; LENGTH]) -> Option<Opening> {
         let Some(seal) = self.seal() else { return Some(Opening::Foreign) };
-        // Before the bytes are looked at: the rest may arrive in between, with the end.
-        let is_all = tcp::peer_has_closed(fd);
-        let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // SAFETY: the buffer is writable for its length.
-        match unsafe { tcp::recv(fd, bytes.as_mut_ptr(), LENGTH, peek) } {
-            Err(Errno::AGAIN | Errno::INTR) => None,
-            // The read itself will tell.
-            Ok(0) | Err(_) => Some(Opening::Foreign),
-            Ok(count) => match greeting::Greeting::decode(&bytes[..count], seal, nonce) {
-                Opening::Partial if is_all => Some(Opening::Foreign),
-                opening => Some(opening),
-            },
-        }
+        opening_of(fd, seal, nonce, bytes)
     }
 
     /// Before the kernel serves a read with `flags`, of a connection that stays on TCP although a HELLO may come, or for
@@ -356,12 +349,6 @@ impl Connection {
             }
             match self.opening(fd, None, &mut [0u8; LENGTH]) {
                 None => {}
-                Some(Opening::Partial)
-                    if flags & libc::MSG_DONTWAIT != 0 || self.nonblocking.load(Ordering::Relaxed) =>
-                {
-                    return Err(Errno::AGAIN);
-                }
-                Some(Opening::Partial) => rustix::thread::sched_yield(),
                 Some(opening) => {
                     take(fd, opening);
                     self.block.raise(flag::HEARD);
@@ -487,11 +474,100 @@ impl Connection {
     }
 }
 
+/// What the first bytes are that have come on TCP, which stay there in `bytes`, too. `None`: there are none yet. Never
+/// [`Opening::Partial`]: the rest of a greeting comes at once, if it does, and is waited for here, where neither a poll of bytes that are there
+/// already nor an edge that has been would tell of its not coming.
+fn opening_of(fd: i32, seal: Seal<'_>, nonce: Option<Nonce>, bytes: &mut [u8; LENGTH]) -> Option<Opening> {
+    let begun = Instant::now();
+    loop {
+        // Before the bytes are looked at: the rest may arrive in between, with the end.
+        let is_all = tcp::peer_has_closed(fd);
+        let peek = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: the buffer is writable for its length.
+        let count = match unsafe { tcp::recv(fd, bytes.as_mut_ptr(), LENGTH, peek) } {
+            Err(Errno::AGAIN | Errno::INTR) => return None,
+            // The read itself will tell.
+            Ok(0) | Err(_) => return Some(Opening::Foreign),
+            Ok(count) => count,
+        };
+        let opening = greeting::Greeting::decode(&bytes[..count], seal, nonce);
+        // A program may well begin with a zero, and wait for an answer, but hardly with what comes next.
+        let patience = if count == 1 { LONE_BYTE } else { PATIENCE };
+        if opening != Opening::Partial {
+            return Some(opening);
+        } else if is_all || begun.elapsed() >= patience {
+            return Some(Opening::Foreign);
+        }
+        nap();
+    }
+}
+
 /// Takes a greeting that is `opening` the stream. It is there, and nobody else reads.
 fn take(fd: i32, opening: Opening) {
     if opening != Opening::Foreign {
         let mut bytes = [0u8; LENGTH];
         // SAFETY: the buffer is writable for its length.
         let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), LENGTH, libc::MSG_DONTWAIT) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reason::Reason;
+    use std::io::Write;
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.set_nodelay(true).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
+    /// What `server` finds, and how long it has looked.
+    fn found(client: &TcpStream, server: &TcpStream) -> (Option<Opening>, Duration) {
+        tcp::wait_for(server.as_raw_fd(), rustix::event::PollFlags::IN, Some(LONE_BYTE));
+        let [client, address] = [client, server].map(|end| end.local_addr().unwrap());
+        let seal = Seal { key: None, client, server: address };
+        let begun = Instant::now();
+        (opening_of(server.as_raw_fd(), seal, None, &mut [0; LENGTH]), begun.elapsed())
+    }
+
+    #[test]
+    fn a_lone_byte_by_which_greetings_begin_is_the_applications() {
+        let (mut client, server) = pair();
+        assert_eq!(found(&client, &server).0, None);
+        client.write_all(&[0]).unwrap();
+        let (opening, time) = found(&client, &server);
+        assert_eq!(opening, Some(Opening::Foreign));
+        assert!(time >= LONE_BYTE);
+    }
+
+    #[test]
+    fn what_ends_is_no_greeting_that_goes_on() {
+        let (mut client, server) = pair();
+        client.write_all(b"\x00\xf5THALLUS").unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let (opening, time) = found(&client, &server);
+        assert_eq!(opening, Some(Opening::Foreign));
+        assert!(time < PATIENCE);
+    }
+
+    #[test]
+    fn the_rest_of_a_greeting_is_waited_for() {
+        let (mut client, server) = pair();
+        let mut greeting = [0; LENGTH];
+        greeting[..15].copy_from_slice(b"\x00\xf5THALLUS-RDMA\xc3");
+        client.write_all(&greeting[..2]).unwrap();
+        let opening = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(2 * LONE_BYTE);
+                (&client).write_all(&greeting[2..]).unwrap();
+            });
+            found(&client, &server).0
+        });
+        assert_eq!(opening, Some(Opening::Unusable(Reason::OtherVersion)));
     }
 }

@@ -14,6 +14,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use rustix::event::Timespec;
 use rustix::net::sockopt;
 
 use crate::arena::{State, flag};
@@ -226,6 +227,11 @@ impl Connection {
 pub(crate) fn wait_until(fd: i32, deadline: Instant) -> bool {
     let left = deadline.saturating_duration_since(Instant::now());
     !left.is_zero() && wait_for(fd, rustix::event::PollFlags::IN, Some(left))
+}
+
+/// Waits a moment for what no event tells of.
+pub(crate) fn nap() {
+    let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
 }
 
 /// Whether the kernel can hold `bytes` that nobody reads yet.
