@@ -221,10 +221,11 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
+/// `SO_TIMESTAMP` and its relatives, in their old and their 64-bit forms (asm-generic/socket.h).
+pub const STAMPS: [i32; 6] = [29, 35, 37, 63, 64, 65];
+
 /// What has been asked of a socket that shared memory can't give: a threshold, stamps, notices, signals.
 pub fn unsupported(fd: BorrowedFd<'_>) -> Option<Reason> {
-    /// `SO_TIMESTAMP` and its relatives, in their old and their 64-bit forms (asm-generic/socket.h).
-    const STAMPS: [i32; 6] = [29, 35, 37, 63, 64, 65];
     /// A peek from somewhere else is no look at what comes next.
     const NO_OFFSET: i32 = -1;
     let option = |name| integer_option(fd, libc::SOL_SOCKET, name);

@@ -310,12 +310,12 @@ pub(crate) unsafe fn set_option(
         (libc::SOL_SOCKET, name) if NOT_OF_TCP.contains(&name) => Reason::ControlData,
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF) => Reason::UnsupportedCall,
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => Reason::RcvLowat,
-        (libc::SOL_SOCKET, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING)
-        | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => Reason::UnsupportedCall,
+        (libc::SOL_SOCKET, name) if tcp::STAMPS.contains(&name) => Reason::UnsupportedCall,
+        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => Reason::UnsupportedCall,
         _ => return call(),
     };
     // An `AF_UNIX` stream tells no times.
-    let tells_nothing = matches!(name, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING);
+    let tells_nothing = tcp::STAMPS.contains(&name);
     if (level == libc::IPPROTO_TCP || tells_nothing) && table::is_unix(fd) {
         return call();
     }
