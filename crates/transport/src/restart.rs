@@ -53,6 +53,14 @@ pub(crate) fn poll(fd: i32, events: i16, limit: Option<&Timespec>) -> Result<i16
     }
 }
 
+/// Sleeps for `time`. A signal ends that, and the call unless all handlers restart it.
+pub(crate) fn nap(time: Timespec) -> Result<(), Errno> {
+    match (settings().sleep.poll)(&mut [], Some(&time), None) {
+        Err(Errno::INTR) if matches!(handlers(), Handlers::Restart) => Ok(()),
+        slept => slept.map(drop),
+    }
+}
+
 /// Every signal that the program may handle: libc keeps those between for itself.
 fn all() -> impl Iterator<Item = i32> {
     (1..32).chain(libc::SIGRTMIN()..=libc::SIGRTMAX())

@@ -43,8 +43,7 @@ impl Connection {
                 return;
             }
         }
-        waiting::ring(&self.socket(fd, segment));
-        if segment.incoming().wants_no_bells() {
+        if !waiting::ring(&self.socket(fd, segment)) {
             self.ring_if_wanted_after_all(fd, segment);
         }
     }
@@ -56,7 +55,8 @@ impl Connection {
         for _ in 0..MOST_YIELDS {
             match segment.incoming().rung.0.handing.load(Ordering::SeqCst) {
                 PREPARING => std::thread::yield_now(),
-                NO_REQUEST => return waiting::ring(&self.socket(fd, segment)),
+                NO_REQUEST if waiting::ring(&self.socket(fd, segment)) => return,
+                NO_REQUEST => {}
                 _ => return,
             }
         }
@@ -134,7 +134,11 @@ impl Connection {
         if self.is_closed() {
             return 0;
         }
-        let fd = self.reach(fd);
+        self.take_bells_by(self.reach(fd), most)
+    }
+
+    /// The same by this descriptor, which is the connection's.
+    fn take_bells_by(&self, fd: i32, most: u64) -> usize {
         let mut scratch = [0u8; 64];
         let most = usize::try_from(most).unwrap_or(scratch.len()).min(scratch.len());
         let link = self.segment().and_then(Segment::link);
@@ -167,7 +171,7 @@ impl Connection {
     pub(crate) fn take_leftover_bells(&self, fd: i32, segment: &Segment) {
         let Ok(_guard) = self.lock_receiving(fd) else { return };
         if waiting::is_settled(&self.socket(fd, segment)) {
-            while self.take_bells(fd, 64) > 0 {}
+            while self.take_bells_by(fd, 64) > 0 {}
         }
     }
 

@@ -56,7 +56,7 @@ pub(crate) struct Taken {
 
 /// Whether an error says nothing of the connection.
 fn is_of_this_call(errno: Errno) -> bool {
-    matches!(errno, Errno::AGAIN | Errno::INTR | Errno::FAULT)
+    matches!(errno, Errno::AGAIN | Errno::INTR | Errno::FAULT | Errno::BADF | Errno::NOTSOCK)
 }
 
 fn lie(_: Lie) -> Errno {

@@ -35,7 +35,7 @@ const BLIND_READS: u32 = 8;
 const OFTEN: u32 = 16;
 
 /// How long a write that waits sleeps before it looks again, where it has no descriptor to wait by, and bytes of the peer's lie in the way.
-const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
+const WITHOUT_DESCRIPTOR: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 impl Connection {
     /// Receives as recv(2) does, sleeping if the socket blocks and `flags` allow it.
@@ -76,6 +76,7 @@ impl Connection {
                     Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
                 },
                 // On `AF_UNIX` nobody will tell of it any more (`unix_stream_read_generic`).
+                Err(Errno::BADF | Errno::NOTSOCK) if self.reach(fd) != fd => fd = self.reach(fd),
                 Err(errno) if total > 0 => {
                     if self.is_unix() {
                         self.told(errno);
@@ -180,6 +181,10 @@ impl Connection {
                     continue;
                 }
                 Err(FAILED) => return if total > 0 { Ok(total) } else { Err(Errno::CONNRESET) },
+                Err(Errno::BADF | Errno::NOTSOCK) if self.reach(fd) != fd => {
+                    fd = self.reach(fd);
+                    continue;
+                }
                 Err(errno) => {
                     let errno = if source.has_waited() { self.told_while_waiting(errno) } else { errno };
                     return if total > 0 { Ok(total) } else { Err(self.told(errno)) };
@@ -352,7 +357,7 @@ impl Connection {
         };
         let side = self.socket(fd, segment);
         let result = waiting::sleep_for_data(&side, |clear| {
-            let has_slept = slept_at.is_some();
+            let has_slept = slept_at.is_some() && (blocks || !self.nonblocking.load(Ordering::Relaxed));
             let began = if at_once { None } else { Some(*slept_at.get_or_insert_with(Instant::now)) };
             let deadline = || began?.checked_add(self.limit_of_socket(fd, Timeout::Recv)?);
             if !clear && !at_once && segment.link().is_none() {
@@ -413,7 +418,7 @@ impl Connection {
         if restart::poll(fd, libc::POLLIN, remaining(deadline)?.as_ref())? == 0 {
             return Err(Errno::AGAIN);
         }
-        match self.sleep_for_byte(fd, true) {
+        match self.sleep_for_byte(self.reach(fd), true) {
             // Another thread was faster.
             Err(Errno::AGAIN) => Ok(()),
             result => result,
@@ -483,8 +488,7 @@ impl Connection {
                         if clear && told_here {
                             return restart::poll(fd, libc::POLLIN, left.as_ref()).map(drop);
                         }
-                        std::thread::sleep(WITHOUT_DESCRIPTOR);
-                        Ok(())
+                        restart::nap(WITHOUT_DESCRIPTOR)
                     }
                     slept => slept,
                 }
@@ -543,7 +547,7 @@ impl Connection {
         if restart::poll(news.as_fd().as_raw_fd(), libc::POLLIN, remaining(deadline)?.as_ref())? == 0 {
             return Err(Errno::AGAIN);
         }
-        self.peer_is_gone(fd);
+        self.peer_is_gone(self.reach(fd));
         Ok(())
     }
 }

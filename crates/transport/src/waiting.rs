@@ -72,22 +72,25 @@ pub(crate) trait Side {
 
 /// Wakes the peer's sleepers by a bell. It is counted first, so that whoever drains never takes one that is not. If all of them listen, by a
 /// chime instead: those who have come since the reason to ring was published see that, and those who slept then and still do are in the words.
-pub(crate) fn ring(side: &impl Side) {
+/// False if the peer takes no bells, because it is about to ask for the way back, or has.
+pub(crate) fn ring(side: &impl Side) -> bool {
     if side.is_back() || side.outgoing().end() & end::RETURN != 0 {
         // Its last bell has been counted.
-        return;
+        return true;
     }
     if all_listen(side) && side.chime() {
-        return;
+        return true;
     }
     let count = &side.outgoing().rung.0.count;
     count.fetch_add(1, Ordering::SeqCst);
     side.announce_bells(count);
     // Whoever goes back to TCP takes the bells that were counted before it said so, and no others.
     fence(Ordering::SeqCst);
-    if side.incoming().wants_no_bells() || !side.put_bell() {
+    let is_wanted = !side.incoming().wants_no_bells();
+    if !is_wanted || !side.put_bell() {
         count.fetch_sub(1, Ordering::SeqCst);
     }
+    is_wanted
 }
 
 /// Whether the peer has sleepers, all of whom a chime wakes.
