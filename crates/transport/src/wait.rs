@@ -403,7 +403,10 @@ impl Connection {
         }
         let mut byte = 0u8;
         // SAFETY: one writable byte.
-        match unsafe { (settings().sleep.recv)(fd, &raw mut byte, 1, flags) } {
+        let slept = unsafe { (settings().sleep.recv)(fd, &raw mut byte, 1, flags) };
+        // Another thread may have closed it meanwhile.
+        let fd = self.reach(fd);
+        match slept {
             Ok(0) => self.note_end(fd),
             Ok(_) => self.look_for_down(fd),
             Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::BADF | Errno::CANCELED)) => return Err(errno),
