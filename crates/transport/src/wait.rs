@@ -334,7 +334,7 @@ impl Connection {
         left > 0 && (left == u64::MAX || tcp::unread(borrowed).is_ok_and(|unread| unread < left))
     }
 
-    /// Waits in a call whose first sleep began at `slept_at`, if it has slept, and notes that it does. What another process that shares the
+    /// Waits in a call whose first sleep began at `slept_at`, with that limit, if it has slept, and notes that it does. What another process that shares the
     /// socket made of it before the first sleep holds for the call; what it makes of it later does not. `SO_RCVTIMEO` is for all sleeps
     /// together.
     fn wait_readable(
@@ -342,7 +342,7 @@ impl Connection {
         fd: i32,
         at_once: bool,
         blocks: bool,
-        slept_at: &mut Option<Instant>,
+        slept_at: &mut Option<(Instant, Option<Duration>)>,
     ) -> Result<(), Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let spin = if at_once || self.nonblocking.load(Ordering::Relaxed) {
@@ -358,8 +358,10 @@ impl Connection {
         let side = self.socket(fd, segment);
         let result = waiting::sleep_for_data(&side, |clear| {
             let has_slept = slept_at.is_some() && (blocks || !self.nonblocking.load(Ordering::Relaxed));
-            let began = if at_once { None } else { Some(*slept_at.get_or_insert_with(Instant::now)) };
-            let deadline = || began?.checked_add(self.limit_of_socket(fd, Timeout::Recv)?);
+            // What another thread makes of the limit while the call waits is for later calls.
+            let first = || (Instant::now(), self.limit_of_socket(fd, Timeout::Recv));
+            let began = if at_once { None } else { Some(*slept_at.get_or_insert_with(first)) };
+            let deadline = || began.and_then(|(began, limit)| began.checked_add(limit?));
             if !clear && !at_once && segment.link().is_none() {
                 let goes_on = has_slept || blocks && self.nonblocking.load(Ordering::Relaxed);
                 if !goes_on && self.ask_whether_nonblocking(fd) {
