@@ -186,7 +186,7 @@ fn unix_variants_of(name: &str, behaviour: &Behaviour) -> Vec<(&'static str, Var
 fn verbs_trials_of(name: String, mut behaviour: Behaviour) -> Vec<Trial> {
     let apart = Network::of_environment().is_ok_and(|network| network == Network::TwoHosts);
     let elsewhere = ONE_HOST.iter().any(|prefix| name.starts_with(prefix)) || apart && name == OWN_ADDRESS;
-    if behaviour.limitation.is_some() || elsewhere {
+    if behaviour.limitation.is_some() || behaviour.over == Some(Transport::Unix) || elsewhere {
         return Vec::new();
     }
     behaviour.tally = behaviour.over_verbs.unwrap_or(behaviour.tally);

@@ -1,24 +1,16 @@
 //! How connections end: half-close, close, reset, exit, death.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use libc::POLLOUT;
-
 use super::epoll_edges::{sends_over_tcp, with_bytes_put_aside};
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Errno, Family, Fd, Leave, caught, quietly};
 use crate::say;
 use crate::side::{
-    ARRIVAL, Pattern, Side, await_end_of, await_hangup, await_process_asleep, await_readable, await_unread,
-    receive_exactly, receive_pattern_to_end, send_pattern, while_blocked,
+    Pattern, Side, await_end_of, await_hangup, await_readable, await_unread, receive_exactly,
+    receive_pattern_to_end, send_pattern, while_blocked,
 };
 
-/// What a fork before the upgrade may end in.
-const SHARED: &[&str] = &["shared-before-upgrade"];
 const KILLED: End = End::Signal(libc::SIGKILL);
 const FINE: End = End::Exit(0);
-
-const WAITS_FOR_ROOM: &str = "**`shutdown` of sending while others wait for room**";
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("end_after_data", end_after_data, sends_and_closes),
@@ -31,35 +23,6 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("shutdown_many_times_behind_unread_data", shutdown_many_times, reads_all_when_told),
     Behaviour::connected("shutdown_with_unread_data", shutdown_with_unread_data, notices_shutdown),
     Behaviour::connected("shutdown_wakes_a_reader", shutdown_wakes_a_reader, reads_to_the_end),
-    Behaviour::connected("shutdown_of_writing_wakes_a_writer", wakes_a_writer, reads_all_when_told)
-        .limitation(WAITS_FOR_ROOM),
-    Behaviour::connected(
-        "shutdown_of_writing_wakes_a_writer_that_has_sent_a_part",
-        wakes_a_writer_in_mid_write,
-        reads_all_when_told,
-    )
-    .limitation(WAITS_FOR_ROOM),
-    Behaviour::connected("shutdown_of_writing_wakes_a_poll_for_room", wakes_a_poll, reads_all_when_told)
-        .tcp_only()
-        .limitation(WAITS_FOR_ROOM),
-    Behaviour::connected("shutdown_of_writing_wakes_epoll_for_room", wakes_a_set, reads_all_when_told)
-        .tcp_only(),
-    Behaviour::connected("shutdown_of_writing_makes_no_room", wakes_no_poll, reads_all_when_told).unix_only(),
-    Behaviour::connected(
-        "shutdown_of_writing_wakes_a_writing_child",
-        wakes_a_writing_child,
-        reads_all_when_told,
-    )
-    .alone(SHARED)
-    .limitation(WAITS_FOR_ROOM),
-    Behaviour::connected(
-        "shutdown_of_writing_wakes_a_child_that_polls_for_room",
-        wakes_a_polling_child,
-        reads_all_when_told,
-    )
-    .alone(SHARED)
-    .tcp_only()
-    .limitation(WAITS_FOR_ROOM),
     Behaviour::connected("write_after_shutdown", write_after_shutdown, reads_to_the_end),
     Behaviour::connected("write_to_closed", write_to_closed, closes),
     Behaviour::connected("write_to_closed_by_every_call", write_to_closed_by_every_call, closes),
@@ -292,7 +255,7 @@ fn shutdown_twice(side: &Side, fd: Fd) {
 }
 
 /// Sends of pattern 41 what there is room for.
-fn fills(fd: Fd) -> Pattern {
+pub(super) fn fills(fd: Fd) -> Pattern {
     let mut pattern = Pattern::new(41);
     loop {
         let data = pattern.take(65536);
@@ -316,7 +279,7 @@ fn shutdown_many_times(side: &Side, fd: Fd) {
     side.sync("done");
 }
 
-fn reads_all_when_told(side: &Side, fd: Fd) {
+pub(super) fn reads_all_when_told(side: &Side, fd: Fd) {
     let sent = side.told();
     assert_eq!(receive_pattern_to_end(fd, &mut Pattern::new(41)) as u64, sent);
     side.sync("done");
@@ -348,122 +311,6 @@ fn shutdown_wakes_a_reader(side: &Side, fd: Fd) {
     );
     assert_eq!(data, Ok(vec![]));
     side.sync("done");
-}
-
-fn shuts_down_writing(fd: Fd) {
-    assert_eq!(quietly(|| calls::shutdown(fd, libc::SHUT_WR)), Ok(0));
-}
-
-/// A write of the pattern's next `len` bytes, during which writing is shut down; whether it sent some.
-fn writes_until_shut_down(fd: Fd, pattern: &mut Pattern, len: usize) -> bool {
-    let data = pattern.take(len);
-    let sent =
-        while_blocked(|| quietly(|| calls::send(fd, &data, libc::MSG_NOSIGNAL)), || shuts_down_writing(fd));
-    pattern.put_back(len - sent.unwrap_or(0));
-    match sent {
-        Ok(sent) => assert!((1..len).contains(&sent), "{sent} of {len} bytes were sent"),
-        Err(error) => assert_eq!(error, Errno::EPIPE),
-    }
-    sent.is_ok()
-}
-
-/// All that was sent arrives, and then the end.
-fn tells_what_was_sent(side: &Side, fd: Fd, sent: u64) {
-    assert_eq!(calls::send(fd, b"x", libc::MSG_NOSIGNAL), Err(Errno::EPIPE));
-    side.tell(sent);
-    side.sync("done");
-}
-
-/// A kernel may find a little room after it refused.
-fn wakes_a_writer(side: &Side, fd: Fd) {
-    let mut pattern = fills(fd);
-    writes_until_shut_down(fd, &mut pattern, 16 << 20);
-    tells_what_was_sent(side, fd, pattern.position());
-}
-
-fn wakes_a_writer_in_mid_write(side: &Side, fd: Fd) {
-    let mut pattern = Pattern::new(41);
-    assert!(writes_until_shut_down(fd, &mut pattern, 64 << 20));
-    tells_what_was_sent(side, fd, pattern.position());
-}
-
-/// On TCP, whose next write fails, there is room then.
-fn wakes_a_poll(side: &Side, fd: Fd) {
-    let sent = fills(fd).position();
-    let ready =
-        while_blocked(|| quietly(|| calls::poll(&[(fd, POLLOUT)], ARRIVAL)), || shuts_down_writing(fd));
-    assert_eq!(ready, Ok(vec![POLLOUT]));
-    tells_what_was_sent(side, fd, sent);
-}
-
-fn wakes_a_set(side: &Side, fd: Fd) {
-    let sent = fills(fd).position();
-    let set = calls::epoll_create().expect("epoll_create1");
-    calls::epoll_add(set, fd, libc::EPOLLOUT, 1).expect("EPOLL_CTL_ADD");
-    let ready = while_blocked(|| quietly(|| calls::epoll_wait(set, 4, ARRIVAL)), || shuts_down_writing(fd));
-    assert_eq!(ready, Ok(vec![calls::Ready { events: libc::EPOLLOUT as u32, data: 1 }]));
-    tells_what_was_sent(side, fd, sent);
-}
-
-/// On `AF_UNIX` there is room when the peer has read, though the next write fails.
-fn wakes_no_poll(side: &Side, fd: Fd) {
-    let sent = fills(fd).position();
-    let polled = AtomicBool::new(false);
-    let ready = while_blocked(
-        || {
-            let ready = quietly(|| calls::poll(&[(fd, POLLOUT)], ARRIVAL));
-            polled.store(true, Ordering::SeqCst);
-            ready
-        },
-        || {
-            shuts_down_writing(fd);
-            assert_eq!(quietly(|| calls::poll(&[(fd, POLLOUT)], 100)), Ok(vec![0]));
-            assert!(!polled.load(Ordering::SeqCst), "it wakes although there is no room");
-            side.tell(sent);
-        },
-    );
-    assert_eq!(ready, Ok(vec![POLLOUT]));
-    assert_eq!(calls::send(fd, b"x", libc::MSG_NOSIGNAL), Err(Errno::EPIPE));
-    side.sync("done");
-}
-
-/// Shuts down writing while a child sleeps in `wait`.
-fn shuts_down_beside_a_child(fd: Fd, wait: impl FnOnce()) {
-    let (reading, writing) = quietly(calls::pipe).expect("pipe");
-    let child = calls::fork(Leave::Exit, || {
-        quietly(|| calls::write(writing, b"x")).expect("write");
-        wait();
-    });
-    assert_eq!(quietly(|| calls::read(reading, 1)), Ok(b"x".to_vec()));
-    await_process_asleep(child.0);
-    shuts_down_writing(fd);
-    child.wait_for_success();
-}
-
-/// The child's bytes are the parent's, too.
-fn wakes_a_writing_child(side: &Side, fd: Fd) {
-    let mut pattern = fills(fd);
-    let (reading, writing) = quietly(calls::pipe).expect("pipe");
-    shuts_down_beside_a_child(fd, || {
-        let sent = quietly(|| calls::send(fd, &pattern.take(16 << 20), libc::MSG_NOSIGNAL));
-        if let Err(error) = sent {
-            assert_eq!(error, Errno::EPIPE);
-        }
-        let sent = sent.unwrap_or(0) as u64;
-        quietly(|| calls::write(writing, &sent.to_ne_bytes())).expect("write");
-    });
-    let more = quietly(|| calls::read(reading, 8)).expect("read");
-    let more = u64::from_ne_bytes(more.try_into().expect("a number"));
-    assert!(more < 16 << 20, "all of it was sent");
-    tells_what_was_sent(side, fd, pattern.position() + more);
-}
-
-fn wakes_a_polling_child(side: &Side, fd: Fd) {
-    let sent = fills(fd).position();
-    shuts_down_beside_a_child(fd, || {
-        assert_eq!(quietly(|| calls::poll(&[(fd, POLLOUT)], ARRIVAL)), Ok(vec![POLLOUT]));
-    });
-    tells_what_was_sent(side, fd, sent);
 }
 
 fn write_after_shutdown(side: &Side, fd: Fd) {

@@ -18,6 +18,7 @@ mod epoll_edges;
 mod epoll_sets;
 mod epoll_young;
 mod flags;
+mod full;
 mod handing_on;
 pub mod helpers;
 mod hostile;
@@ -243,6 +244,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("flags", flags::ALL),
     ("timeouts", timeouts::ALL),
     ("ending", ending::ALL),
+    ("full", full::ALL),
     ("signals", signals::ALL),
     ("options", options::ALL),
     ("polling", polling::ALL),
