@@ -166,6 +166,22 @@ impl<'a> Buffers<'a> {
         }
     }
 
+    /// Copies `count` bytes from `source`, at most as many as are left, over as many pieces as that takes, and moves on.
+    ///
+    /// # Safety
+    /// They are readable.
+    pub(crate) unsafe fn put(&mut self, mut source: *const u8, count: usize) {
+        let stop = source.wrapping_add(count);
+        while source < stop {
+            let (piece, length) = self.piece();
+            let step = length.min(stop.addr() - source.addr());
+            // SAFETY: the caller vouches for these, the application for its buffer.
+            unsafe { std::ptr::copy_nonoverlapping(source, piece, step) };
+            self.advance(step);
+            source = source.wrapping_add(step);
+        }
+    }
+
     /// Copies the next bytes, over as many pieces as that takes; returns how many.
     pub fn gather(&self, out: &mut [u8]) -> usize {
         let (mut skip, mut count) = (self.within, 0);

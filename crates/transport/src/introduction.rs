@@ -29,9 +29,6 @@ use crate::verbs::{Endpoint, Progress};
 use crate::waiting::add;
 use crate::{process, tcp};
 
-/// How long who was rung for may take to run, before the bell is taken by somebody else. Once for each way back.
-const ROUSED: Duration = Duration::from_millis(1);
-
 /// How long a byte by which greetings begin, too, may be all there is of one.
 const LONE_BYTE: Duration = Duration::from_millis(50);
 
@@ -262,13 +259,6 @@ impl Connection {
     /// the application's. The caller holds the receive lock.
     pub(crate) fn greet(&self, fd: i32, segment: &Segment) -> bool {
         if self.block.has(flag::BELLS_FIRST | flag::LOST) {
-            if self.side_length() > 0 {
-                // Bytes that were in the ring: who was rung for them may not have run yet, and would sleep on without the bell.
-                let begun = Instant::now();
-                while segment.incoming().data_armed.0.has_sleepers() && begun.elapsed() < ROUSED {
-                    std::thread::yield_now();
-                }
-            }
             return !self.block.has(flag::LOST) && self.skip_last_bells(fd, segment);
         }
         match segment.greeting() {

@@ -362,7 +362,7 @@ impl Connection {
         if let Ok(_guard) = self.lock_receiving(fd) {
             self.look_for_down(fd);
             let _ = self.mend_locked(fd, segment);
-            if !self.greet(fd, segment) {
+            if !self.keeps_bells() && !self.greet(fd, segment) {
                 // Nothing of the application's is there yet.
                 bits |= events & bit::ALWAYS;
             } else if self.recv_settled() {

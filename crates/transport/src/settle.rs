@@ -184,7 +184,7 @@ impl Connection {
             self.restore_options(fd);
         }
         // What is in the side buffer only a hook can give to the application.
-        self.greet(fd, segment) && self.side_length() == 0 && !self.block.has(flag::BELLS_FIRST)
+        self.side_length() == 0 && self.greet(fd, segment) && !self.block.has(flag::BELLS_FIRST)
     }
 
     /// Leaves the fabric, if nothing will be missing on TCP once the peer has answered. The caller holds the receive lock.

@@ -77,6 +77,12 @@ impl Connection {
         rung.wrapping_sub(self.block.drained.load(Ordering::Relaxed))
     }
 
+    /// Whether the bells before which this side has followed the peer back to the kernel's socket are to stay there: who was rung for bytes
+    /// that were in the ring may not have run yet, and would sleep on without. They stay until these bytes have been read.
+    pub(crate) fn keeps_bells(&self) -> bool {
+        self.block.has(flag::BELLS_FIRST) && self.side_length() > 0
+    }
+
     /// Whether a sleeper may leave unread bells where they are: each new one is an edge.
     pub(crate) fn may_leave_bells(&self, segment: &Segment) -> bool {
         self.is_watched_for_edges() && self.unread_bells(segment) < most_bells(segment)
@@ -93,11 +99,14 @@ impl Connection {
     }
 
     pub(crate) fn put_bell(&self, fd: i32) -> bool {
-        if self.is_closed() || self.spares_deaf(fd) {
+        if self.is_closed() {
+            return false;
+        }
+        let fd = self.reach(fd);
+        if self.spares_deaf(fd) {
             return false;
         }
         self.block.doorbells.fetch_add(1, Ordering::Relaxed);
-        let fd = self.reach(fd);
         // SAFETY: one readable byte.
         let sent = unsafe { tcp::send(fd, &BELL, 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
         if !matches!(sent, Ok(_) | Err(Errno::AGAIN | Errno::BADF | Errno::NOTSOCK))

@@ -89,6 +89,10 @@ impl Connection {
             }
             return Ok(total);
         }
+        if self.keeps_bells() {
+            let more = if target.left() > 0 { self.peek_behind_bells(fd, segment, target, flags) } else { 0 };
+            return Ok(total + more);
+        }
         let greeted = self.greet(fd, segment);
         if total == 0 && self.has_ended_over_fabric(segment) {
             return self.error_of_reads(segment).map_or(Ok(0), Err);
@@ -254,25 +258,48 @@ impl Connection {
     }
 
     fn take_side(&self, segment: &Segment, target: &mut Buffers<'_>, flags: i32) -> usize {
-        let Range { mut start, end: stop } = self.block.side();
-        let mut total = 0;
-        while start < stop && target.left() > 0 {
-            let (piece, length) = target.piece();
-            let count = length.min((stop - start) as usize);
-            if flags & libc::MSG_TRUNC == 0 {
-                // SAFETY: start < SIDE_BYTES.
-                let source = unsafe { segment.side().add(start as usize) };
-                // SAFETY: the side buffer holds `count` bytes here; the application vouches for its own.
-                unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), piece, count) };
+        let Range { start, end: stop } = self.block.side();
+        let count = target.left().min((stop - start) as usize);
+        if flags & libc::MSG_TRUNC == 0 {
+            // SAFETY: start <= SIDE_BYTES.
+            let source = unsafe { segment.side().add(start as usize) };
+            // SAFETY: the side buffer holds `count` bytes there.
+            unsafe { target.put(source.as_ptr(), count) };
+        } else {
+            target.advance_over(count);
+        }
+        if count > 0 && flags & libc::MSG_PEEK == 0 {
+            self.block.set_side_start(start + count as u64);
+        }
+        count
+    }
+
+    /// Peeks at what the peer has sent since it went back to the kernel's socket, behind bells that stay there.
+    #[cold]
+    fn peek_behind_bells(&self, fd: i32, segment: &Segment, target: &mut Buffers<'_>, flags: i32) -> usize {
+        let bells = self.unread_bells(segment) as usize;
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let unread = tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(0) as usize;
+        let mut bytes = vec![0u8; unread.min(bells.saturating_add(target.left()))];
+        // SAFETY: writable for its length.
+        let seen =
+            unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_PEEK | libc::MSG_DONTWAIT) };
+        match seen {
+            Ok(seen) => {
+                let found = bytes.get(bells..seen).unwrap_or_default();
+                if flags & libc::MSG_TRUNC == 0 {
+                    // SAFETY: a slice.
+                    unsafe { target.put(found.as_ptr(), found.len()) };
+                }
+                found.len()
             }
-            target.advance(count);
-            start += count as u64;
-            total += count;
+            Err(errno) => {
+                if !is_of_this_call(errno) {
+                    self.note_error(fd, errno);
+                }
+                0
+            }
         }
-        if total > 0 && flags & libc::MSG_PEEK == 0 {
-            self.block.set_side_start(start);
-        }
-        total
     }
 
     /// Receives what still comes over TCP: see [`waiting::take_tcp`]. On `AF_UNIX` with what comes beside the bytes.
@@ -583,6 +610,11 @@ impl Connection {
         let _guard = self.lock_receiving(fd)?;
         self.mend_locked(fd, segment)?;
         let mut total = self.side_length();
+        if self.keeps_bells() {
+            // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+            let waiting = tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) })?;
+            return Ok(total + waiting.saturating_sub(self.unread_bells(segment)));
+        }
         if !self.greet(fd, segment) {
             return Ok(total);
         }

@@ -75,8 +75,8 @@ impl Connection {
                     Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                     Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
                 },
-                // On `AF_UNIX` nobody will tell of it any more (`unix_stream_read_generic`).
                 Err(Errno::BADF | Errno::NOTSOCK) if self.reach(fd) != fd => fd = self.reach(fd),
+                // On `AF_UNIX` nobody will tell of it any more (`unix_stream_read_generic`).
                 Err(errno) if total > 0 => {
                     if self.is_unix() {
                         self.told(errno);
@@ -334,9 +334,9 @@ impl Connection {
         left > 0 && (left == u64::MAX || tcp::unread(borrowed).is_ok_and(|unread| unread < left))
     }
 
-    /// Waits in a call whose first sleep began at `slept_at`, with that limit, if it has slept, and notes that it does. What another process that shares the
-    /// socket made of it before the first sleep holds for the call; what it makes of it later does not. `SO_RCVTIMEO` is for all sleeps
-    /// together.
+    /// Waits in a call whose first sleep began at `slept_at`, with that limit, if it has slept, and notes that it does. What another process
+    /// that shares the socket made of it before the first sleep holds for the call; what it makes of it later does not. `SO_RCVTIMEO` is
+    /// for all sleeps together.
     fn wait_readable(
         &self,
         fd: i32,
@@ -360,21 +360,23 @@ impl Connection {
             let has_slept = slept_at.is_some() && (blocks || !self.nonblocking.load(Ordering::Relaxed));
             // What another thread makes of the limit while the call waits is for later calls.
             let first = || (Instant::now(), self.limit_of_socket(fd, Timeout::Recv));
-            let began = if at_once { None } else { Some(*slept_at.get_or_insert_with(first)) };
-            let deadline = || began.and_then(|(began, limit)| began.checked_add(limit?));
+            let mut begin = || *slept_at.get_or_insert_with(first);
+            let until = |(began, limit): (Instant, Option<Duration>)| began.checked_add(limit?);
             if !clear && !at_once && segment.link().is_none() {
                 let goes_on = has_slept || blocks && self.nonblocking.load(Ordering::Relaxed);
                 if !goes_on && self.ask_whether_nonblocking(fd) {
                     return Err(Errno::AGAIN);
                 }
-                match self.sleep_for_arrival(fd, deadline(), Way::In, || self.readable()) {
+                match self.sleep_for_arrival(fd, until(begin()), Way::In, || self.readable()) {
                     // There is no descriptor, memory or watch for it.
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => {}
                     slept => return slept,
                 }
             }
             let by_poll = blocks && self.nonblocking.load(Ordering::Relaxed);
-            let deadline = if has_slept || by_poll { deadline() } else { None };
+            // The first sleep of a call keeps to the limit by itself.
+            let began = if blocks { Some(begin()) } else { None };
+            let deadline = if has_slept || by_poll { began.and_then(until) } else { None };
             if by_poll || deadline.is_some() {
                 return self.sleep_for_byte_by_poll(fd, deadline);
             }

@@ -13,7 +13,10 @@ use super::peers::{
 };
 use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
-use crate::side::{ARRIVAL, Pattern, Side, receive_exactly, receive_pattern, send_pattern};
+use crate::side::{
+    ARRIVAL, Pattern, Side, await_process_asleep, await_stopped, await_unread, receive_exactly,
+    receive_pattern, send_pattern,
+};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_device_is_removed_under_load", streams_and_removes, streams)
@@ -58,6 +61,23 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("a_client_comes_late", ends_and_closes, comes_after_the_end, Tally::Upgraded(2))
         .alone(&["shared-before-upgrade"])
         .over_verbs(Tally::Returned(2), Tally::Returned(2)),
+    Behaviour::connected(
+        "beside_a_stopped_reader_at_the_end",
+        sees_the_end_beside_a_stopped_child,
+        goes_back_and_ends,
+    )
+    .alone(&["unsupported-call", "shared-before-upgrade"])
+    .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("beside_a_stopped_reader", reads_beside_a_stopped_child, sends_and_goes_back)
+        .alone(&["unsupported-call", "shared-before-upgrade"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected(
+        "beside_a_stopped_reader_that_peeks",
+        peeks_beside_a_stopped_child,
+        sends_and_goes_back,
+    )
+    .alone(&["unsupported-call", "shared-before-upgrade"])
+    .tally(Tally::Unknown, Tally::Returned(1)),
 ];
 
 const LENGTH: usize = 3 << 20;
@@ -350,4 +370,70 @@ fn asks_for_tcp_under_load(side: &Side) {
     both_ways(fd, 31, 32, ask_for_tcp);
     request_echoes(fd, 10, 3000);
     end(fd);
+}
+
+/// A child that sleeps in a read has been rung for, and stopped, when this process looks at some of the bytes. What is left is the child's.
+fn beside_a_stopped_child(side: &Side, fd: Fd, look: impl FnOnce(&[u8])) {
+    let all = Pattern::new(12).take(150);
+    let child = fork(Leave::Exit, || {
+        let rest = quietly(|| calls::recv(fd, 100, libc::MSG_WAITALL)).expect("recv");
+        assert_eq!(rest, all[10..110]);
+    });
+    await_process_asleep(child.0);
+    calls::kill(child.0, libc::SIGSTOP).expect("kill");
+    await_stopped(child.0);
+    side.sync("stopped");
+    side.sync("sent");
+    await_unread(fd, 150);
+    look(&all);
+    assert_eq!(calls::recv(fd, 10, 0), Ok(all[..10].to_vec()));
+    assert_eq!(calls::unread(fd), Ok(140));
+    calls::kill(child.0, libc::SIGCONT).expect("kill");
+    child.wait_for_success();
+    assert_eq!(calls::recv(fd, 100, 0), Ok(all[110..].to_vec()));
+    side.sync("read");
+}
+
+fn reads_beside_a_stopped_child(side: &Side, fd: Fd) {
+    beside_a_stopped_child(side, fd, |_| ());
+}
+
+fn peeks_beside_a_stopped_child(side: &Side, fd: Fd) {
+    beside_a_stopped_child(side, fd, |all| {
+        assert_eq!(calls::recv(fd, 200, libc::MSG_PEEK), Ok(all.to_vec()));
+        assert_eq!(calls::recv(fd, 120, libc::MSG_PEEK), Ok(all[..120].to_vec()));
+        assert_eq!(calls::poll(&[(fd, libc::POLLRDHUP)], 10), Ok(vec![0]));
+        assert_eq!(calls::poll(&[(fd, libc::POLLIN)], 0), Ok(vec![libc::POLLIN]));
+    });
+}
+
+fn sees_the_end_beside_a_stopped_child(side: &Side, fd: Fd) {
+    let set = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(set, fd, libc::EPOLLRDHUP | libc::EPOLLET, 1).expect("EPOLL_CTL_ADD");
+    beside_a_stopped_child(side, fd, |_| {
+        assert_eq!(calls::poll(&[(fd, libc::POLLRDHUP)], ARRIVAL), Ok(vec![libc::POLLRDHUP]));
+        let ready = calls::Ready { events: libc::EPOLLRDHUP as u32, data: 1 };
+        assert_eq!(calls::epoll_wait(set, 4, ARRIVAL), Ok(vec![ready]));
+    });
+}
+
+fn sends_and_goes_back(side: &Side, fd: Fd) {
+    goes_back_and(side, fd, || ());
+}
+
+fn goes_back_and_ends(side: &Side, fd: Fd) {
+    goes_back_and(side, fd, || {
+        calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    });
+}
+
+fn goes_back_and(side: &Side, fd: Fd, then: impl FnOnce()) {
+    let mut pattern = Pattern::new(12);
+    side.sync("stopped");
+    send_all(fd, &pattern.take(100));
+    calls::set_status(fd, libc::O_RDWR | libc::O_ASYNC).expect("F_SETFL");
+    send_all(fd, &pattern.take(50));
+    then();
+    side.sync("sent");
+    side.sync("read");
 }
