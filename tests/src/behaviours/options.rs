@@ -25,6 +25,10 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("low_water_mark_afterwards", low_water_mark, sends_in_steps)
         .alone(&["rcvlowat"])
         .limitation("**`SO_RCVLOWAT`**"),
+    Behaviour::connected("new_stamps", new_stamps, waits)
+        .alone(&["unsupported-call"])
+        .tcp_only()
+        .limitation("**`SO_TIMESTAMP*`"),
     Behaviour::whole("low_water_mark_before", low_water_mark_server, sends_in_steps_client, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("rcvlowat", 1)]), Tally::Total(1))
         // poll(2) of one of `AF_UNIX` does not know the mark.
@@ -219,6 +223,12 @@ fn unknown_questions(side: &Side, fd: Fd) {
     let _ = calls::option(fd, 9999, 1);
     let _ = calls::set_option(fd, libc::IPPROTO_TCP, 9999, 1);
     let _ = calls::set_option(fd, libc::SOL_SOCKET, libc::SO_TYPE, 1);
+    side.sync("done");
+}
+
+/// `SO_TIMESTAMP_NEW`, which libc does not know.
+fn new_stamps(side: &Side, fd: Fd) {
+    calls::set_option(fd, libc::SOL_SOCKET, 63, 1).expect("SO_TIMESTAMP_NEW");
     side.sync("done");
 }
 
