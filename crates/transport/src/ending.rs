@@ -118,8 +118,10 @@ impl Connection {
             // The kernel's FIN has been sent: only its reset would wake the peer.
             tcp::set_linger(fd, Some(Duration::ZERO));
         }
-        if in_memory && abort && self.both_have_ended(segment) {
-            // Of the two ends it has not been told.
+        let hears = incoming.end() & end::CLOSED == 0;
+        if in_memory && abort && self.both_have_ended(segment) && hears {
+            // Of the two ends the kernel has not been told, and a reset would be one to the peer. One that has closed hears of none; and if
+            // its kernel's end came after this side's, this side's address would be kept for a while (TIME_WAIT).
             tcp::set_linger(fd, None);
         }
         // Over a fabric it is a message, and another thread may be in the middle of one.
