@@ -459,6 +459,16 @@ mod tests {
     }
 
     #[test]
+    fn who_listens_at_the_clients_port_is_not_answered() {
+        let (_c, server, _) = connection();
+        let squatter = TcpListener::bind("0.0.0.0:0").unwrap();
+        let client = ([127, 0, 0, 1], squatter.local_addr().unwrap().port()).into();
+        let ends = Ends::Internet { client, server: server.local_addr().unwrap() };
+        let _offer = offer(ends, place).unwrap();
+        assert!(matches!(answer(ends, |_| {}, place).unwrap_err(), Failure::Stay(_)));
+    }
+
+    #[test]
     fn garbage_instead_of_a_segment_is_refused() {
         let (_c, _s, ends) = connection();
         let offer = offer(ends, place).unwrap();

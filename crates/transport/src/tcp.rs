@@ -308,12 +308,14 @@ pub struct Owner {
 
 /// Asks the kernel's sock_diag(7) for the socket at `local` that is connected to `peer`. `Ok(None)` if no
 /// socket of this network namespace is that one: then the peer is another host.
+///
+/// Where there is none the kernel tells of who listens at `local`, who may be anybody: the answer has to name both addresses.
 pub fn owner_of(local: SocketAddr, peer: SocketAddr) -> Result<Option<Owner>, Errno> {
-    ask_diag(&diag_request(local, peer), parse_diag)
+    ask_diag(&diag_request(local, peer), |reply| parse_diag(reply, local, peer))
 }
 
 /// Sends `request` to sock_diag(7), and parses the reply.
-pub(crate) fn ask_diag<T>(request: &[u8], parse: fn(&[u8]) -> Result<T, Errno>) -> Result<T, Errno> {
+pub(crate) fn ask_diag<T>(request: &[u8], parse: impl FnOnce(&[u8]) -> Result<T, Errno>) -> Result<T, Errno> {
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
     let socket = rustix::net::socket_with(
         AddressFamily::NETLINK,
@@ -331,8 +333,17 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_HEADER: usize = 16;
-/// `idiag_uid` in struct inet_diag_msg, after the netlink header.
+/// `idiag_family` in struct inet_diag_msg, after the netlink header.
+const DIAG_FAMILY: usize = NLMSG_HEADER;
+/// `idiag_state`.
+const DIAG_STATE: usize = NLMSG_HEADER + 1;
+/// `id`, which begins as in the request.
+const DIAG_ID: usize = NLMSG_HEADER + 4;
+/// `idiag_uid`.
 const DIAG_UID: usize = NLMSG_HEADER + 64;
+/// The states of include/net/tcp_states.h in which a socket is, or has been, connected, and has an owner: `TCP_ESTABLISHED`,
+/// `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2`, `TCP_CLOSE_WAIT`, `TCP_LAST_ACK`, `TCP_CLOSING`.
+const CONNECTED: [u8; 6] = [1, 4, 5, 8, 9, 11];
 
 /// A request of so many bytes, of which struct nlmsghdr is filled in.
 pub(crate) fn diag_header<const BYTES: usize>() -> [u8; BYTES] {
@@ -386,8 +397,32 @@ fn put_address(field: &mut [u8], address: IpAddr) {
     }
 }
 
-fn parse_diag(reply: &[u8]) -> Result<Option<Owner>, Errno> {
-    diag_answer(reply)?.map(|_| Ok(Owner { uid: diag_word(reply, DIAG_UID)? })).transpose()
+/// The owner of the socket in `reply`, if it is the one at `local` that is connected to `peer`.
+fn parse_diag(reply: &[u8], local: SocketAddr, peer: SocketAddr) -> Result<Option<Owner>, Errno> {
+    if diag_answer(reply)?.is_none() {
+        return Ok(None);
+    }
+    let (family, state) = match reply.get(DIAG_FAMILY..=DIAG_STATE) {
+        Some(&[family, state]) => (family, state),
+        _ => return Err(Errno::BADMSG),
+    };
+    let id = reply.get(DIAG_ID..DIAG_ID + 36).ok_or(Errno::BADMSG)?;
+    let end = |port: usize, address: usize| {
+        let address = &id[address..address + 16];
+        let ip = if i32::from(family) == libc::AF_INET {
+            IpAddr::from([address[0], address[1], address[2], address[3]])
+        } else {
+            let octets: [u8; 16] = address.try_into().expect("sixteen octets");
+            IpAddr::from(octets).to_canonical()
+        };
+        (ip, u16::from_be_bytes([id[port], id[port + 1]]))
+    };
+    let same =
+        |found: (IpAddr, u16), wanted: SocketAddr| found == (wanted.ip().to_canonical(), wanted.port());
+    if !CONNECTED.contains(&state) || !same(end(0, 4), local) || !same(end(2, 20), peer) {
+        return Ok(None);
+    }
+    Ok(Some(Owner { uid: diag_word(reply, DIAG_UID)? }))
 }
 
 #[cfg(test)]
@@ -452,6 +487,31 @@ mod tests {
     }
 
     #[test]
+    fn who_listens_at_the_port_of_another_hosts_client_owns_no_connection() {
+        for (any, server, client) in
+            [("0.0.0.0:0", "127.0.0.1:5432", "203.0.113.5"), ("[::]:0", "[::1]:5432", "2001:db8::5")]
+        {
+            let listener = TcpListener::bind(any).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let client = SocketAddr::new(client.parse().unwrap(), port);
+            assert_eq!(owner_of(client, server.parse().unwrap()).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn an_end_that_is_a_socket_of_both_families_is_found() {
+        let listener = TcpListener::bind("[::]:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let server = listener.accept().unwrap().0;
+        let (local, peer) = addresses(client.as_fd()).unwrap();
+        let uid = rustix::process::getuid().as_raw();
+        assert_eq!(owner_of(peer, local).unwrap(), Some(Owner { uid }));
+        let (local, peer) = addresses(server.as_fd()).unwrap();
+        assert_eq!(owner_of(peer, local).unwrap(), Some(Owner { uid }));
+    }
+
+    #[test]
     fn who_has_closed_has_a_moment_for_an_answer() {
         let (client, server) = pair("127.0.0.1:0");
         let is_vain = closed_unanswered(client.as_raw_fd());
@@ -499,10 +559,12 @@ mod tests {
 
     #[test]
     fn a_reply_that_is_too_short_is_an_error() {
-        assert!(parse_diag(&[]).is_err());
-        assert!(parse_diag(&[0; 8]).is_err());
+        let [local, peer] = ["127.0.0.1:1", "127.0.0.1:2"].map(|address| address.parse().unwrap());
+        let parse = |reply: &[u8]| parse_diag(reply, local, peer);
+        assert!(parse(&[]).is_err());
+        assert!(parse(&[0; 8]).is_err());
         let mut cut = [0; 40];
         cut[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-        assert!(parse_diag(&cut).is_err());
+        assert!(parse(&cut).is_err());
     }
 }
