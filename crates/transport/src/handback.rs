@@ -116,7 +116,8 @@ impl Connection {
 
     #[cold]
     fn has_to_follow(&self, segment: &Segment) -> bool {
-        if self.block.has(flag::RETURNED) {
+        // Who has lied may ask without end: there is nothing to go back with.
+        if self.block.has(flag::RETURNED | flag::LOST) {
             return false;
         }
         let incoming = segment.incoming();
@@ -347,8 +348,10 @@ impl Connection {
         let word = &incoming.rung.0.handing;
         // The peer takes nothing more, once it has asked.
         let mut most = outgoing.used();
-        let Some(aside) = segment.aside_at_peer() else { return self.lose(fd) };
-        let fits = |bytes: u64| bytes == 0 && aside == 0 || self.fits(fd, bytes + aside as u64);
+        // Looked at once: the peer could make it more behind the checks.
+        let Some(at_peer) = segment.aside_at_peer() else { return self.lose(fd) };
+        let aside = at_peer.len() as u64;
+        let fits = |bytes: u64| bytes == 0 && aside == 0 || self.fits(fd, bytes.saturating_add(aside));
         let answer = if fits(most) { TAKEN } else { NO_REQUEST };
         let asked = change(incoming, ASKED, answer);
         let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
@@ -360,20 +363,22 @@ impl Connection {
             return self.note_refusal(fd);
         }
         if !asked {
-            self.make_fit(fd, most.min(PIECE as u64));
-            most = match word.load(Ordering::SeqCst) {
+            // Else a process of this side answered so, and died.
+            let is_final = word.load(Ordering::SeqCst) == FINAL;
+            if is_final {
                 // It had taken everything, but for what was published before this side could see that it had asked.
-                FINAL => PIECE as u64,
-                // A process of this side answered so, and died.
-                _ if fits(most) => most,
-                _ => 0,
-            };
+                most = most.min(PIECE as u64);
+            }
+            self.make_fit(fd, most.saturating_add(aside));
+            // A program that does not block must not, whatever the peer says.
+            if (is_final && aside != 0) || !fits(most) {
+                return self.lose(fd);
+            }
         }
-        // The peer has stored the last word about it before it asked, and does not touch it any more.
-        let left = segment.copy_aside_of_peer().zip(segment.untaken(most));
-        let left = left.map(|(mut aside, untaken)| {
-            aside.extend(untaken);
-            aside
+        let left = segment.untaken(most).map(|untaken| {
+            let mut left = segment.copy_aside_of_peer(at_peer);
+            left.extend(untaken);
+            left
         });
         self.block.raise(flag::MOVING);
         let kept = self.keep_what_came(fd, segment);
@@ -542,7 +547,7 @@ impl Connection {
         }
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-        let wanted = (tcp::queued(fd).unwrap_or(0) + bytes) * BUFFER_PER_BYTE;
+        let wanted = tcp::queued(fd).unwrap_or(0).saturating_add(bytes).saturating_mul(BUFFER_PER_BYTE);
         let _ = sockopt::set_socket_send_buffer_size(socket, usize::try_from(wanted).unwrap_or(usize::MAX));
     }
 

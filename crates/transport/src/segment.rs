@@ -660,27 +660,23 @@ impl Segment {
         unsafe { self.base.add(DATA_OFFSET + 2 * WINDOWS + role * SIDE_BYTES) }
     }
 
-    /// How many bytes the peer has in its side buffer and wants to be sent again ([`crate::control::Rung::aside`]). `None` if it names
+    /// Which bytes of its side buffer the peer wants to be sent again ([`crate::control::Rung::aside`]). `None` if it names
     /// what can't be there.
-    pub(crate) fn aside_at_peer(&self) -> Option<usize> {
-        self.range_at_peer().map(|range| range.len())
-    }
-
-    fn range_at_peer(&self) -> Option<Range<usize>> {
+    pub(crate) fn aside_at_peer(&self) -> Option<Range<usize>> {
         let word = self.incoming().rung.0.aside.load(Ordering::SeqCst);
         let range = (word >> 32) as usize..word as u32 as usize;
         (range.start <= range.end && range.end <= SIDE_BYTES).then_some(range)
     }
 
     /// These bytes.
-    pub(crate) fn copy_aside_of_peer(&self) -> Option<Vec<u8>> {
-        let range = self.range_at_peer()?;
+    pub(crate) fn copy_aside_of_peer(&self, range: Range<usize>) -> Vec<u8> {
+        assert!(range.start <= range.end && range.end <= SIDE_BYTES, "not in the side buffer");
         let mut bytes = vec![0; range.len()];
         // SAFETY: the range is inside the peer's side buffer.
         let source = unsafe { self.side_of(1 - self.role as usize).add(range.start) };
         // SAFETY: the vector is as long. What the peer writes there meanwhile is its own stream.
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
-        Some(bytes)
+        bytes
     }
 }
 

@@ -57,6 +57,7 @@ const WINDOWS: u64 = 520;
 const END: u64 = 568;
 const BELLS: u64 = 640;
 const HANDING: u64 = 656;
+const ASIDE: u64 = 664;
 
 const RETURN: u64 = 16;
 const MOST: u64 = u64::MAX;
@@ -77,6 +78,10 @@ const WAY_BACK: &[Lie] = &[
     &[half(false, HANDING, &[3]), half(false, END, &[RETURN]), word(true, BELLS, &[1 << 40])],
     &[half(false, HANDING, &[0]), half(false, END, &[RETURN])],
     &[half(false, HANDING, &[0, 1, 2, 3]), half(true, HANDING, &[3, 2, 1, 0]), half(true, END, &[RETURN])],
+    &[word(true, ASIDE, &[64 << 20]), half(true, HANDING, &[3]), half(true, END, &[RETURN])],
+    &[word(true, ASIDE, &[64 << 20]), half(true, HANDING, &[2]), half(true, END, &[RETURN])],
+    &[word(true, ASIDE, &[1, 64 << 20]), half(true, HANDING, &[1]), half(true, END, &[RETURN])],
+    &[word(true, ASIDE, &[MOST, 1 << 62]), half(true, HANDING, &[1, 3]), half(true, END, &[RETURN])],
 ];
 
 const POSITIONS: &[Lie] = &[
@@ -125,6 +130,7 @@ const EVERYTHING: Lie = &[
     half(true, END, &[]),
     half(false, END, &[]),
     word(true, BELLS, &[]),
+    word(true, ASIDE, &[]),
     half(true, HANDING, &[]),
     half(false, HANDING, &[]),
 ];
