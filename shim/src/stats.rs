@@ -319,13 +319,12 @@ extern "C" fn at_exit() {
 
 extern "C" fn at_load() {
     crate::abi::silence_panics();
-    if directory().is_some() || config::may_have_peers() {
-        // SAFETY: the handler lives as long as this library, which is never unloaded.
-        unsafe { libc::atexit(at_exit) };
-    }
+    crate::ops::process::register_fork_handlers();
+    // SAFETY: the handler lives as long as this library, which is never unloaded.
+    unsafe { libc::atexit(at_exit) };
 }
 
-/// Runs when the library is loaded; does next to nothing unless statistics are wanted.
+/// Runs when the library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;

@@ -38,6 +38,11 @@ pub fn thread() -> u32 {
     })
 }
 
+/// To be called before the calling thread vforks, and when it goes on: the child, whose id is another, has the same memory meanwhile.
+pub fn renew_thread() {
+    THREAD.with(|cell| cell.set((0, 0)));
+}
+
 /// What ids look like that have no mapping in this user namespace (user_namespaces(7)): anyone's.
 const UNMAPPED: u32 = 65534;
 

@@ -51,14 +51,14 @@ pub extern "C" fn dup(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     // SAFETY: takes numbers.
-    guard(|| descriptor::replace(old, new, || unsafe { real::dup2(old, new) }))
+    guard(|| descriptor::replace(old, new, 0, || unsafe { real::dup2(old, new) }))
 }
 
 /// dup3(2).
 #[unsafe(no_mangle)]
 pub extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     // SAFETY: takes numbers.
-    guard(|| descriptor::replace(old, new, || unsafe { real::dup3(old, new, flags) }))
+    guard(|| descriptor::replace(old, new, flags, || unsafe { real::dup3(old, new, flags) }))
 }
 
 /// fcntl(2).

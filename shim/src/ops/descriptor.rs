@@ -12,8 +12,8 @@ use thallus_transport::segment::Segment;
 use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
 use thallus_transport::{tcp, unix};
 
-use crate::ops::epoll;
 use crate::ops::stream::settle;
+use crate::ops::{epoll, process};
 use crate::{errno, real, table};
 
 /// Before close(2). False: to the program, a descriptor that it never opened is not open.
@@ -27,12 +27,13 @@ pub(crate) fn may_close(fd: i32) -> bool {
 
 /// `close_range(2)`, around this library's own descriptors.
 pub(crate) fn close_range(first: u32, last: u32, flags: i32) -> i32 {
+    const UNSHARE: i32 = 2;
     const CLOEXEC: i32 = 4;
     if table::is_borrowed() || flags & CLOEXEC != 0 {
         // SAFETY: takes numbers.
         return unsafe { real::close_range(first, last, flags) };
     }
-    if first > last {
+    if first > last || flags & !(UNSHARE | CLOEXEC) != 0 {
         return errno::int(Err(Errno::INVAL));
     }
     for fd in table::descriptors().collect::<Vec<_>>() {
@@ -61,10 +62,14 @@ pub(crate) fn close_range(first: u32, last: u32, flags: i32) -> i32 {
     unsafe { real::close_range(from, last, flags) }
 }
 
-/// dup2(2) and dup3(2): `duplicate` is the original call.
-pub(crate) fn replace(old: i32, new: i32, duplicate: impl FnOnce() -> i32) -> i32 {
-    if old == new || table::is_borrowed() {
+/// dup2(2), and dup3(2) with `flags`: `duplicate` is the original call.
+pub(crate) fn replace(old: i32, new: i32, flags: i32, duplicate: impl FnOnce() -> i32) -> i32 {
+    if old == new || flags & !libc::O_CLOEXEC != 0 || !is_below_limit(new) {
+        // Nothing is replaced.
         return duplicate();
+    }
+    if table::is_borrowed() {
+        return duplicated(old, duplicate);
     }
     if table::is_internal(new) && !make_way(new) {
         return errno::int(Err(Errno::MFILE));
@@ -78,6 +83,12 @@ pub(crate) fn replace(old: i32, new: i32, duplicate: impl FnOnce() -> i32) -> i3
     duplicated(old, duplicate)
 }
 
+/// Whether a descriptor may have this number.
+fn is_below_limit(number: i32) -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    u64::try_from(number).is_ok_and(|number| limit.is_none_or(|limit| number < limit))
+}
+
 /// The program wants the very number that one of our descriptors has: nothing to be done but to say so.
 fn make_way(_: i32) -> bool {
     false
@@ -85,6 +96,11 @@ fn make_way(_: i32) -> bool {
 
 /// Another name for `old`: `duplicate` is the original call.
 pub(crate) fn duplicated(old: i32, duplicate: impl FnOnce() -> i32) -> i32 {
+    if table::is_borrowed() {
+        // What a child that was vforked gives another name, the program that it is about to become is to use.
+        process::hands_on(old);
+        return duplicate();
+    }
     // Counted before the kernel makes it, so that a close beside us does not end what the new name keeps open.
     let held = table::hold(old);
     let new = duplicate();

@@ -56,14 +56,22 @@ pub(crate) fn before_unseen_child() {
     }
 }
 
-/// Has fork(2) tell us, from the first connection on.
+/// Has fork(2) tell us. To be called when this library is loaded: handlers that the program registers later run before ours when it
+/// forks, and after ours in the parent and the child, and so never while ours hold the locks. A malloc that registers some of its own does so
+/// when it is first used: before us.
+pub(crate) fn register_fork_handlers() {
+    // SAFETY: the handlers live as long as this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+}
+
+/// From the first connection on forks have to be known.
 pub(crate) fn watch_forks() {
     if !WATCHING.load(Ordering::Acquire) {
         begin_to_watch();
     }
 }
 
-/// Whether the fork handlers are there.
+/// Whether the fork handlers have something to do.
 static WATCHING: AtomicBool = AtomicBool::new(false);
 
 /// Nobody waits for the thread that does it: it may be the one that a signal handler has interrupted, or that a fork has
@@ -81,13 +89,14 @@ fn begin_to_watch() {
     // Known since before some fork, perhaps.
     process::forked();
     HOME.store(home, Ordering::SeqCst);
-    // SAFETY: the handlers live as long as this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     WATCHING.store(true, Ordering::Release);
     table::prepare();
 }
 
 extern "C" fn before_fork() {
+    if !WATCHING.load(Ordering::Acquire) {
+        return;
+    }
     // Else each child looks for what it calls itself, by many page faults, and its siblings as well.
     #[cfg(target_arch = "x86_64")]
     real::resolve_all();
@@ -115,6 +124,9 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn in_parent() {
+    if !WATCHING.load(Ordering::Acquire) {
+        return;
+    }
     process::forking();
     // SAFETY: this thread put it there.
     drop(unsafe { (*HELD.0.get()).take() });
@@ -122,6 +134,9 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     process::forked();
+    if !WATCHING.load(Ordering::Acquire) {
+        return;
+    }
     HOME.store(process::id(), Ordering::SeqCst);
     // SAFETY: this thread put it there, in the parent.
     let quiet = unsafe { (*HELD.0.get()).take() };
@@ -161,11 +176,13 @@ fn in_vfork_child() -> bool {
 pub(crate) extern "C" fn before_vfork() {
     VFORKS.fetch_add(1, Ordering::SeqCst);
     IN_VFORK.set(true);
+    process::renew_thread();
 }
 
 /// The thread goes on. `result` is the raw system call's.
 pub(crate) extern "C" fn after_vfork(result: i32) -> i32 {
     IN_VFORK.set(false);
+    process::renew_thread();
     VFORKS.fetch_sub(1, Ordering::SeqCst);
     if result < 0 {
         errno::set(rustix::io::Errno::from_raw_os_error(-result));

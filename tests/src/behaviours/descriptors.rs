@@ -25,6 +25,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("listing_of_open_files", listing, sends_on_demand),
     Behaviour::connected("moved_to_a_high_number", moved_high, sends_on_demand),
     Behaviour::connected("moved_to_standard_input", moved_to_stdin, echoes_until_the_end),
+    Behaviour::connected("not_replaced_by_what_fails", not_replaced, sends_on_demand),
     Behaviour::connected("close_range_spares_it", close_range_spares, sends_on_demand),
     Behaviour::connected("close_range_takes_it", close_range_takes, awaits_the_end),
     Behaviour::connected("close_range_marks_it", close_range_marks, sends_on_demand),
@@ -243,6 +244,18 @@ fn moved_to_stdin(_side: &Side, fd: Fd) {
     request_echoes(0, 50, 3000);
     assert_eq!(calls::dup2(control, 0), Ok(0));
     say!("50 echoes");
+}
+
+fn not_replaced(side: &Side, fd: Fd) {
+    let (other, _) = calls::pipe().expect("pipe");
+    assert_eq!(calls::dup3(other, fd, libc::O_NONBLOCK), Err(Errno::EINVAL));
+    assert_eq!(calls::close_range(3, libc::c_uint::MAX, 1), Err(Errno::EINVAL));
+    calls::limit_descriptors(3);
+    assert_eq!(calls::dup2(0, fd), Err(Errno::EBADF));
+    calls::limit_descriptors(256);
+    demand(side);
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+    stop(side);
 }
 
 fn close_range_spares(side: &Side, fd: Fd) {

@@ -29,6 +29,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("to_another_process_with_rights", passes, asks, Tally::Total(1))
         .alone(&["passed-to-process"])
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
+    Behaviour::connected("to_a_vforked_program_after_the_upgrade", vforked_after, asks_after)
+        .alone(&["inherited-by-exec"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
     passed("to_another_process_after_the_upgrade", passed_after, asks_after)
         .tally(Tally::Unknown, Tally::Returned(1)),
     passed("to_another_process_with_unread_bytes", passed_unread, sends_before_it_is_passed)
@@ -170,6 +173,15 @@ fn after_upgrade_shimmed(side: &Side, fd: Fd) {
     side.sync("done");
 }
 
+/// As Python's `subprocess` starts a program whose standard input and output are the connection.
+fn vforked_after(side: &Side, fd: Fd) {
+    let program = Program::helper("echo", &["0"], false);
+    let child = program.vfork_and_exec(&[(fd, 0), (fd, 1)]).expect("vfork");
+    quietly(|| calls::close(fd)).expect("close");
+    child.wait_for_success();
+    side.sync("done");
+}
+
 fn spawned(side: &Side) {
     let fd = accept_one(side);
     let child = Program::helper("echo", &["0"], false).spawn(&[(fd, 0), (fd, 1)]).expect("posix_spawn");
@@ -180,7 +192,7 @@ fn spawned(side: &Side) {
 
 fn vforked(side: &Side) {
     let fd = accept_one(side);
-    let child = Program::helper("echo", &[&fd.to_string()], false).vfork_and_exec().expect("vfork");
+    let child = Program::helper("echo", &[&fd.to_string()], false).vfork_and_exec(&[]).expect("vfork");
     quietly(|| calls::close(fd)).expect("close");
     child.wait_for_success();
     side.sync("done");

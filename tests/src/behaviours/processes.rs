@@ -1,5 +1,7 @@
 //! Processes that share a connection, inherit it, or hand it on.
 
+use std::sync::atomic::{AtomicI32, Ordering};
+
 use thallus_transport::arena::{State, View};
 
 use super::peers::{echo, hand_to_child, own_arenas, request_echoes, send_all};
@@ -19,6 +21,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::whole("a_child_for_each_connection", child_for_each, asks_on_five, Tally::Upgraded(5)),
     Behaviour::whole("children_accept", children_accept, asks_on_six, Tally::Upgraded(6)),
+    Behaviour::whole("child_closes_in_a_fork_handler", child_closes_in_handler, asks, Tally::Upgraded(1)),
     Behaviour::whole("child_connects", waits_for_child, child_connects, Tally::Upgraded(1)),
     Behaviour::whole("served_by_a_grandchild", grandchild_serves, asks, Tally::Upgraded(1)),
     Behaviour::connected("parent_and_child_in_turn", in_turn, echoes).alone(SHARED),
@@ -346,6 +349,35 @@ fn child_closes(_side: &Side, fd: Fd) {
     request_echoes(fd, 10, 300);
 }
 
+static INHERITED: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn close_inherited() {
+    quietly(|| {
+        calls::close(INHERITED.load(Ordering::Relaxed)).expect("close");
+        let set = calls::epoll_create().expect("epoll_create1");
+        calls::close(set).expect("close");
+    });
+}
+
+/// As libraries do that are prepared for forks. The handler is there before the first connection is.
+fn child_closes_in_handler(side: &Side) {
+    calls::at_fork_in_child(close_inherited);
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    quietly(|| {
+        let mut echoed = 0;
+        while echoed < 50_000 {
+            let part = calls::recv(fd, 4096, 0).expect("recv");
+            send_all(fd, &part);
+            echoed += part.len();
+        }
+    });
+    INHERITED.store(fd, Ordering::Relaxed);
+    in_child(|| {});
+    quietly(|| echo(fd));
+    side.sync("done");
+}
+
 fn child_exits(_side: &Side, fd: Fd) {
     in_child(|| {});
     request_echoes(fd, 10, 300);
@@ -465,7 +497,7 @@ fn programs_that_do_not_care(_side: &Side, fd: Fd) {
         let program = Program::helper("nothing", &[], shimmed);
         program.spawn(&[]).expect("posix_spawn").wait_for_success();
         request_echoes(fd, 10, 300);
-        program.vfork_and_exec().expect("vfork").wait_for_success();
+        program.vfork_and_exec(&[]).expect("vfork").wait_for_success();
         request_echoes(fd, 10, 300);
         in_child(|| panic!("exec: {}", program.exec()));
         request_echoes(fd, 10, 300);

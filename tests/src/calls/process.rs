@@ -239,12 +239,13 @@ impl Program {
     }
 
     /// What vfork(2) and exec do: a child that shares the memory of its parent, which stands still until the
-    /// child has become the program.
-    pub fn vfork_and_exec(&self) -> Outcome<Child> {
+    /// child has become the program. `onto` as for [`Self::spawn`].
+    pub fn vfork_and_exec(&self, onto: &[(Fd, Fd)]) -> Outcome<Child> {
         let mut start = Start {
             path: self.path.as_ptr(),
             arguments: pointers(&self.arguments),
             environment: pointers(&self.environment),
+            onto: onto.to_vec(),
         };
         let mut stack = vec![0u128; 4096];
         let top = stack.as_mut_ptr_range().end.cast::<c_void>();
@@ -265,11 +266,16 @@ struct Start {
     path: *const libc::c_char,
     arguments: Vec<*const libc::c_char>,
     environment: Vec<*const libc::c_char>,
+    onto: Vec<(Fd, Fd)>,
 }
 
 extern "C" fn become_program(start: *mut c_void) -> c_int {
     // SAFETY: `vfork_and_exec` passes its `Start`, and waits until this process has gone.
     let start = unsafe { &*start.cast::<Start>() };
+    for &(fd, at) in &start.onto {
+        // SAFETY: takes numbers.
+        unsafe { libc::dup2(fd, at) };
+    }
     // SAFETY: as in `Program::exec`.
     unsafe { libc::execve(start.path, start.arguments.as_ptr(), start.environment.as_ptr()) };
     // SAFETY: takes no pointer, does not return.
@@ -342,6 +348,13 @@ pub fn be_dumpable(yes: bool) {
     // SAFETY: takes no pointer.
     let result = unsafe { libc::prctl(libc::PR_SET_DUMPABLE, libc::c_ulong::from(yes), 0, 0, 0) };
     assert_eq!(result, 0, "prctl: {}", Errno::last());
+}
+
+/// Has `handler` run in each child that this process forks (`pthread_atfork(3)`).
+pub fn at_fork_in_child(handler: unsafe extern "C" fn()) {
+    // SAFETY: a function, which lives for ever.
+    let ret = unsafe { libc::pthread_atfork(None, None, Some(handler)) };
+    assert_eq!(ret, 0, "pthread_atfork: {}", Errno(ret));
 }
 
 /// Whether this process is root.
