@@ -161,6 +161,10 @@ impl Connection {
         } else {
             // Not connected yet, or no longer: some later call will know.
             let (local, peer) = tcp::addresses(fd).map_err(|_| Failure::NotYet)?;
+            // Names and owners are looked up in the network namespace of the process: the same addresses may be somebody else's there.
+            if !tcp::is_of_this_network(fd) {
+                return Err(Failure::Stay(Reason::Remote));
+            }
             let (client, server) = if is_client { (local, peer) } else { (peer, local) };
             Ends::Internet { client, server }
         };

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -314,6 +314,39 @@ pub fn owner_of(local: SocketAddr, peer: SocketAddr) -> Result<Option<Owner>, Er
     ask_diag(&diag_request(local, peer), |reply| parse_diag(reply, local, peer))
 }
 
+/// Whether the socket `fd` lives in the network namespace of the calling thread (`SO_NETNS_COOKIE`, Linux 5.14). True where the kernel does
+/// not tell, or no socket can be had to compare with.
+pub(crate) fn is_of_this_network(fd: BorrowedFd<'_>) -> bool {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let Ok(own) =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+    else {
+        return true;
+    };
+    let cookie = |fd: BorrowedFd<'_>| {
+        let mut value = 0u64;
+        let mut length = size_of_val(&value) as u32;
+        let (value_at, length_at) = (&raw mut value, &raw mut length);
+        // SAFETY: the kernel writes at most `length` bytes to `value`.
+        unsafe {
+            syscall!(
+                Sysno::getsockopt,
+                fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_NETNS_COOKIE,
+                value_at,
+                length_at
+            )
+        }
+        .ok()
+        .map(|_| value)
+    };
+    cookie(fd) == cookie(own.as_fd())
+}
+
+/// asm-generic/socket.h
+const SO_NETNS_COOKIE: i32 = 71;
+
 /// Sends `request` to sock_diag(7), and parses the reply.
 pub(crate) fn ask_diag<T>(request: &[u8], parse: impl FnOnce(&[u8]) -> Result<T, Errno>) -> Result<T, Errno> {
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
@@ -430,7 +463,6 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsFd;
 
     fn pair(address: &str) -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind(address).unwrap();
@@ -484,6 +516,24 @@ mod tests {
             assert_eq!(owner_of(elsewhere, local).unwrap(), None);
             drop(client);
         }
+    }
+
+    #[test]
+    fn a_socket_of_another_network_namespace_is_known() {
+        use rustix::thread::{UnshareFlags, unshare_unsafe};
+        let (client, _server) = pair("127.0.0.1:0");
+        assert!(is_of_this_network(client.as_fd()));
+        let elsewhere = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // SAFETY: the network is the only thing that this thread then has for itself.
+                match unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
+                    Err(Errno::PERM) => None,
+                    made => Some((made, is_of_this_network(client.as_fd()))),
+                }
+            });
+            thread.join().unwrap()
+        });
+        assert!(matches!(elsewhere, None | Some((Ok(()), false))), "{elsewhere:?}");
     }
 
     #[test]
