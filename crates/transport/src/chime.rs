@@ -22,7 +22,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair, sockopt,
 };
 
-use crate::rendezvous::Place;
+use crate::rendezvous::{Place, dismiss};
 use crate::settings::settings;
 use crate::stream::BELL;
 use crate::uninterrupted::{Descriptor, Uninterrupted};
@@ -201,6 +201,7 @@ impl Mouth {
             // Of a pair both ends name who made it. No byte of ours goes to anybody else.
             && sockopt::socket_peercred(&fd).is_ok_and(|peer| peer.uid.as_raw() == uid);
         if !is_mouth {
+            dismiss(fd);
             return None;
         }
         let number = rustix::fs::fstat(&fd).ok()?.st_ino;
@@ -313,17 +314,17 @@ fn receive(socket: BorrowedFd<'_>, uid: u32, place: Place) -> Result<Option<Arc<
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut list = [std::io::IoSliceMut::new(&mut message)];
-    match recvmsg(socket, &mut list, &mut control, RecvFlags::CMSG_CLOEXEC) {
-        Ok(received) if received.bytes == MAGIC.len() && message == MAGIC => {
-            let fd = control.drain().find_map(|part| match part {
-                RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-                _ => None,
-            });
-            Ok(fd.and_then(|fd| Mouth::adopt(fd, uid, place)))
-        }
-        Err(errno @ (Errno::AGAIN | Errno::INTR)) => Err(errno),
-        _ => Ok(None),
-    }
+    let count = match recvmsg(socket, &mut list, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        Ok(received) => received.bytes,
+        Err(errno @ (Errno::AGAIN | Errno::INTR)) => return Err(errno),
+        Err(_) => return Ok(None),
+    };
+    let fd = control.drain().find_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    let is_greeting = count == MAGIC.len() && message == MAGIC;
+    Ok(fd.and_then(|fd| Mouth::adopt(fd, uid, place)).filter(|_| is_greeting))
 }
 
 /// This process's descriptors of this kind: its own pair's, and other processes' mouths.

@@ -25,7 +25,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -329,18 +329,39 @@ pub fn collect(
         .next()
         // The kernel cuts off a descriptor for which the process has no number left.
         .ok_or(Failure::Stay(if cut { Reason::NoFds } else { Reason::BadOffer }))?;
-    if received != MESSAGE_BYTES || message[..8] != MESSAGE_MAGIC {
-        return Err(Failure::Stay(Reason::BadOffer));
-    }
-    let mut nonce: Nonce = [0; 16];
-    nonce.copy_from_slice(&message[8..]);
-    let segment = Segment::accept(&memory, nonce).map_err(|error| match error {
-        crate::segment::OfferError::Map(errno) => out_of(errno),
-        _ => Failure::Stay(Reason::BadOffer),
-    })?;
+    let mouth = fds.next();
+    let accepted = if received == MESSAGE_BYTES && message[..8] == MESSAGE_MAGIC {
+        let mut nonce: Nonce = [0; 16];
+        nonce.copy_from_slice(&message[8..]);
+        Segment::accept(&memory, nonce).map_err(|error| match error {
+            crate::segment::OfferError::Map(errno) => out_of(errno),
+            _ => Failure::Stay(Reason::BadOffer),
+        })
+    } else {
+        Err(Failure::Stay(Reason::BadOffer))
+    };
+    let segment = match accepted {
+        Ok(segment) => segment,
+        Err(refused) => {
+            dismiss(memory);
+            mouth.into_iter().for_each(dismiss);
+            return Err(refused);
+        }
+    };
     let uid = uid_of_peer(socket.as_fd())?;
-    let mouth = fds.next().and_then(|fd| Mouth::adopt(fd, uid, place));
+    let mouth = mouth.and_then(|fd| Mouth::adopt(fd, uid, place));
     Ok(segment.met(uid).exchanging(Exchange::of_client(uid, mouth, socket)))
+}
+
+/// Gets rid of what a peer has passed and is not what it should be. To close it might take as long as the peer likes: the last descriptor of a
+/// socket that lingers, any of a file whose file system a program provides. That is left open.
+pub(crate) fn dismiss(fd: OwnedFd) {
+    let is_memory = || rustix::fs::fcntl_get_seals(&fd).is_ok();
+    if is_memory() || rustix::net::sockopt::set_socket_linger(&fd, None).is_ok() {
+        drop(Descriptor::from(fd));
+    } else {
+        let _ = fd.into_raw_fd();
+    }
 }
 
 /// Accepts whoever answers the offer, if it is the server. A stranger's connection is dropped and the offer
@@ -466,6 +487,24 @@ mod tests {
         let ends = Ends::Internet { client, server: server.local_addr().unwrap() };
         let _offer = offer(ends, place).unwrap();
         assert!(matches!(answer(ends, |_| {}, place).unwrap_err(), Failure::Stay(_)));
+    }
+
+    #[test]
+    fn what_might_hold_up_a_close_is_got_rid_of_at_once() {
+        use std::io::Write;
+        let (client, mut server, _) = connection();
+        server.set_nonblocking(true).unwrap();
+        while server.write(&[7; 65536]).is_ok() {}
+        let linger = Some(std::time::Duration::from_secs(1000));
+        rustix::net::sockopt::set_socket_linger(&server, linger).unwrap();
+        let (file, other) = std::io::pipe().unwrap();
+        let began = std::time::Instant::now();
+        dismiss(server.into());
+        dismiss(file.into());
+        assert!(began.elapsed() < std::time::Duration::from_secs(100));
+        // Nobody can tell whether to close it would wait: it stays.
+        assert!(rustix::io::write(&other, b"x").is_ok());
+        drop(client);
     }
 
     #[test]

@@ -263,14 +263,15 @@ impl Segment {
 
     /// Client: maps a segment that arrived with `nonce`.
     pub fn accept(fd: impl AsFd, nonce: Nonce) -> Result<Self, OfferError> {
+        // First what can't wait: only memory has seals. The file of a file system in user space is whoever's runs that to answer for.
+        if !fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
+            return Err(OfferError::Shape);
+        }
         let lendable = match usize::try_from(fstat(&fd)?.st_size) {
             Ok(SEGMENT_BYTES) => false,
             Ok(LENDABLE_BYTES) => true,
             _ => return Err(OfferError::Shape),
         };
-        if !fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK) {
-            return Err(OfferError::Shape);
-        }
         let mut segment = Self::map(fd, Role::Client, false)?;
         segment.lendable = lendable;
         let header = segment.header();
