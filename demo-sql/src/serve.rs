@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::ByteViewType;
-use arrow_array::{Array, ArrayRef, GenericByteViewArray, RecordBatch, RecordBatchOptions};
+use arrow_array::{ArrayRef, GenericByteViewArray, RecordBatch, RecordBatchOptions};
 use arrow_buffer::Buffer;
 use datafusion::common::{DataFusionError, Result, exec_datafusion_err};
 use datafusion::execution::SendableRecordBatchStream;
@@ -20,7 +20,7 @@ use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, StreamExt};
 use thallus_columnar::Message;
 use thallus_shuffle::Pool;
-use thallus_shuffle::stream::Out;
+use thallus_shuffle::stream::{Out, bytes};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -542,10 +542,6 @@ fn pieces(batch: RecordBatch) -> Result<Vec<RecordBatch>> {
     }
     let each = (rows as u64 * PIECE as u64 / bytes as u64).max(1) as usize;
     (0..rows).step_by(each).map(|at| compact(batch.slice(at, each.min(rows - at)))).collect()
-}
-
-fn bytes(batch: &RecordBatch) -> usize {
-    batch.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }
 
 /// Views keep all memory that any of the batches had from which they were taken: with more of that than they need, they are copied.

@@ -17,7 +17,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut random = Random(seed);
         let columns = 1 + random.below(3);
         let schema = any_schema(&mut random, columns, 2);
-        let mut encoder = Encoder::new(&schema, EncodeOptions { dictionary_deltas: true })?;
+        let mut encoder =
+            Encoder::new(&schema, EncodeOptions { dictionary_deltas: true, ..EncodeOptions::default() })?;
         let mut stream = Vec::new();
         encoder.schema().write_to(&mut stream)?;
         for _ in 0..2 {

@@ -8,7 +8,7 @@
 //! | fixed width, keys, type ids, views | always | never |
 //! | offsets of strings and lists | the first is 0 | to begin at 0 |
 //! | values of strings, children of lists | always | never |
-//! | data of views | behind the last byte used | never |
+//! | data of views | behind the last byte used | if asked for, and that spares more than half |
 //! | children of list views and dense unions | behind the last value used | their offsets, if that spares more values than there are rows |
 //! | run ends | the slice begins with the array | it does not |
 
@@ -29,6 +29,7 @@ pub(crate) struct Cut {
     pub(crate) body: Vec<Segment>,
     pub(crate) body_len: usize,
     pub(crate) copied_bytes: usize,
+    pub(crate) compact_views: bool,
 }
 
 impl Cut {
@@ -173,27 +174,41 @@ impl Cut {
     fn views(&mut self, array: &ArrayData) {
         let views = numbers::<u128>(array, 0, array.len());
         let data = &array.buffers()[1..];
-        self.variadic.push(data.len() as i64);
-        self.numbers(&views);
-
         // Looking at all views costs 16 bytes of reading for each row; it is done where it may spare more.
         let bytes: usize = data.iter().map(Buffer::len).sum();
         if bytes <= 64 * views.len() {
+            self.variadic.push(data.len() as i64);
+            self.numbers(&views);
             data.iter().for_each(|buffer| self.buffer(buffer.clone()));
             return;
         }
         let mut used = vec![0; data.len()];
+        let mut needed = 0_usize;
         for view in views.iter().map(|view| ByteView::from(*view)) {
             // Arrays that came over the C data interface may hold anything below a null.
             if let Some(used) = used.get_mut(view.buffer_index as usize)
                 && view.length > MAX_INLINE_VIEW_LEN
             {
                 *used = (view.offset as usize + view.length as usize).max(*used);
+                needed = needed.saturating_add(view.length as usize);
             }
         }
-        for (buffer, used) in data.iter().zip(used) {
-            self.buffer(buffer.slice_with_length(0, used.min(buffer.len())));
+        let cut: Vec<_> = data
+            .iter()
+            .zip(used)
+            .map(|(buffer, used)| buffer.slice_with_length(0, used.min(buffer.len())))
+            .collect();
+        let spared = cut.iter().map(Buffer::len).sum::<usize>() / 2;
+        if self.compact_views && needed < spared.min(i32::MAX as usize) {
+            let (views, data) = compact(&views, &cut, needed);
+            self.variadic.push(1);
+            self.copied(views);
+            self.copied(data);
+            return;
         }
+        self.variadic.push(data.len() as i64);
+        self.numbers(&views);
+        cut.into_iter().for_each(|buffer| self.buffer(buffer));
     }
 
     fn list_view<T: ArrowNativeType + std::ops::Sub<Output = T>>(&mut self, array: &ArrayData) {
@@ -272,6 +287,30 @@ impl Cut {
         }
         self.child(values, if runs == 0 { 0 } else { first }, runs);
     }
+}
+
+/// Views, and the one buffer that holds what they refer to, `bytes` at most. What refers to nothing stood below a null.
+fn compact(views: &[u128], data: &[Buffer], bytes: usize) -> (Buffer, Buffer) {
+    let mut all = Vec::with_capacity(bytes);
+    let views: Vec<u128> = views
+        .iter()
+        .map(|word| {
+            let view = ByteView::from(*word);
+            if view.length <= MAX_INLINE_VIEW_LEN {
+                return *word;
+            }
+            let begin = view.offset as usize;
+            let buffer = data.get(view.buffer_index as usize);
+            let Some(value) = buffer.and_then(|buffer| buffer.get(begin..begin + view.length as usize))
+            else {
+                return 0;
+            };
+            let offset = u32::try_from(all.len()).expect("below 2 GiB");
+            all.extend_from_slice(value);
+            ByteView { buffer_index: 0, offset, ..view }.as_u128()
+        })
+        .collect();
+    (Buffer::from_vec(views), Buffer::from_vec(all))
 }
 
 /// `len` numbers of buffer `index`, from the array's offset on.

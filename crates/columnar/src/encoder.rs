@@ -22,6 +22,9 @@ pub struct EncodeOptions {
     /// Sends only the new values of a dictionary that has grown at its end. Not all readers know such deltas; without
     /// this, the dictionary is sent anew.
     pub dictionary_deltas: bool,
+    /// Copies what views refer to, if that is less than half of the memory that would be sent. Parts of one batch for many
+    /// readers share that memory, of which each would get all.
+    pub compact_views: bool,
 }
 
 /// Writes one stream: [`Encoder::schema`], any number of [`Encoder::batch`], [`Encoder::end`].
@@ -107,7 +110,7 @@ impl Encoder {
         self.plans = plans;
         sent?;
 
-        let mut cut = Cut::default();
+        let mut cut = Cut { compact_views: self.options.compact_views, ..Cut::default() };
         columns.iter().for_each(|column| cut.array(column));
         let header = framed(cut.body_len, metadata, |builder| {
             let root = record_batch(builder, batch.num_rows(), &cut).as_union_value();
@@ -155,7 +158,7 @@ impl Encoder {
         };
         self.sent.insert(id, values.clone());
 
-        let mut cut = Cut::default();
+        let mut cut = Cut { compact_views: self.options.compact_views, ..Cut::default() };
         cut.array(&part);
         let header = framed(cut.body_len, &HashMap::new(), |builder| {
             let values = record_batch(builder, part.len(), &cut);

@@ -68,6 +68,32 @@ fn views_leave_out_buffers_that_no_view_uses() {
 }
 
 #[test]
+fn views_are_copied_if_that_is_asked_for_and_pays() {
+    let text = |n: usize| match n % 4 {
+        0 => Some("short".to_owned()),
+        1 => None,
+        _ => Some(format!("{n:1000}")),
+    };
+    let mut builder = arrow_array::builder::StringViewBuilder::new().with_fixed_block_size(1 << 20);
+    (0..1000).for_each(|n| builder.append_option(text(n)));
+    let whole = builder.finish();
+    let part = batch(Arc::new(whole.slice(500, 100)));
+    let options = EncodeOptions { compact_views: true, ..EncodeOptions::default() };
+    for (options, sent) in [(EncodeOptions::default(), 300_000), (options, 50_000)] {
+        let mut encoder = Encoder::new(&part.schema(), options).unwrap();
+        let message = encoder.batch(&part).unwrap().remove(0);
+        assert!((sent..sent + 3_000).contains(&message.body_len()), "{}", message.body_len());
+        let mut bytes = Vec::new();
+        [encoder.schema(), message, encoder.end()].iter().for_each(|one| one.write_to(&mut bytes).unwrap());
+        let mut decoder = Decoder::new(DecodeOptions::default());
+        assert_eq!(feed(&mut decoder, &bytes, aligned).unwrap(), std::slice::from_ref(&part));
+    }
+    // Most of it is used.
+    let mut encoder = Encoder::new(&part.schema(), options).unwrap();
+    assert_eq!(encoder.batch(&batch(Arc::new(whole.slice(0, 600)))).unwrap()[0].copied_bytes(), 0);
+}
+
+#[test]
 fn unused_values_of_list_views_and_dense_unions_are_cut_off_if_it_pays() {
     let field = Arc::new(Field::new_list_field(DataType::Int32, true));
     let values: ArrayRef = Arc::new(Int32Array::from_iter_values(0..1000));

@@ -19,7 +19,7 @@ use arrays::{Random, Shape, any_batch, any_schema};
 fn any_stream(random: &mut Random) -> (Vec<u8>, Vec<(usize, usize)>) {
     let columns = 1 + random.below(4);
     let schema = any_schema(random, columns, 3);
-    let options = EncodeOptions { dictionary_deltas: true };
+    let options = EncodeOptions { dictionary_deltas: true, ..EncodeOptions::default() };
     let mut encoder = Encoder::new(&schema, options).unwrap();
     let mut messages = vec![encoder.schema()];
     for _ in 0..1 + random.below(3) {

@@ -68,7 +68,9 @@ fn aligning() -> DecodeOptions {
 
 /// Sends batches with pyarrow reading them, and compares what it made of them. Returns the kinds of messages sent.
 fn through_pyarrow(peer: &mut Peer, schema: &SchemaRef, batches: &[RecordBatch], deltas: bool) -> Vec<Kind> {
-    let mut encoder = Encoder::new(schema, EncodeOptions { dictionary_deltas: deltas }).unwrap();
+    let mut encoder =
+        Encoder::new(schema, EncodeOptions { dictionary_deltas: deltas, ..EncodeOptions::default() })
+            .unwrap();
     let mut messages = vec![encoder.schema()];
     for (number, batch) in batches.iter().enumerate() {
         let metadata = HashMap::from([("number".to_owned(), number.to_string())]);

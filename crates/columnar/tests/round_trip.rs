@@ -150,7 +150,7 @@ proptest! {
     fn sliced_arrays_round_trip(seed: u64) {
         let (schema, batches) = any_stream(seed, SLICED);
         check_all_ways(&schema, &batches, EncodeOptions::default());
-        check_all_ways(&schema, &batches, EncodeOptions { dictionary_deltas: true });
+        check_all_ways(&schema, &batches, EncodeOptions { dictionary_deltas: true, ..EncodeOptions::default() });
     }
 
     #[test]
@@ -163,7 +163,7 @@ proptest! {
             let column = dictionary(random, &DataType::UInt8, values.slice(0, len), 30, None);
             RecordBatch::try_from_iter([("c", column)]).unwrap()
         });
-        let options = EncodeOptions { dictionary_deltas: true };
+        let options = EncodeOptions { dictionary_deltas: true, ..EncodeOptions::default() };
         let messages = encode(&grown[0].schema(), &grown, options);
         if !value_type.is_nested() && !has_runs_or_union(&value_type) {
             use Kind::{Batch, Delta, Dictionary, End};

@@ -7,8 +7,9 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use arrow_array::{Array, RecordBatch};
-use arrow_buffer::Buffer;
-use arrow_schema::SchemaRef;
+use arrow_buffer::{ArrowNativeType, Buffer, ScalarBuffer};
+use arrow_data::{ArrayData, ByteView, MAX_INLINE_VIEW_LEN};
+use arrow_schema::{DataType, SchemaRef};
 use thallus_columnar::{
     DecodeOptions, Decoder, EncodeOptions, Encoder, Event, Message, Misaligned, Need, PREFIX,
 };
@@ -30,10 +31,12 @@ impl Out {
     ///
     /// Types that the format can't express.
     pub fn new(schema: &SchemaRef) -> Result<Self> {
-        Ok(Self { encoder: Encoder::new(schema, EncodeOptions::default())?, begun: false })
+        // What goes to others are parts of one batch.
+        let options = EncodeOptions { compact_views: true, ..EncodeOptions::default() };
+        Ok(Self { encoder: Encoder::new(schema, options)?, begun: false })
     }
 
-    /// The messages of a frame, whose memory is the batch's own.
+    /// The messages of a frame, whose memory is the batch's own. Views that need less than half of theirs are copied.
     ///
     /// # Errors
     ///
@@ -180,10 +183,40 @@ impl Ins {
 }
 
 /// About what a batch's rows take, without what its arrays share with others.
-pub(crate) fn bytes(batch: &RecordBatch) -> usize {
-    let size = |column: &dyn Array| {
-        let all = column.get_array_memory_size();
-        column.to_data().get_slice_memory_size().unwrap_or(all)
+pub fn bytes(batch: &RecordBatch) -> usize {
+    batch.columns().iter().map(|column| size(&column.to_data())).sum()
+}
+
+fn size(array: &ArrayData) -> usize {
+    let shallow = |array: &ArrayData| array.get_slice_memory_size().unwrap_or_default();
+    let children = array.child_data();
+    let own = shallow(array).saturating_sub(children.iter().map(shallow).sum());
+    // A slice of lists has all of the child.
+    let child = match array.data_type() {
+        DataType::List(_) | DataType::Map(_, _) => part::<i32>(array),
+        DataType::LargeList(_) => part::<i64>(array),
+        DataType::Utf8View | DataType::BinaryView => return own + viewed(array),
+        _ => None,
     };
-    batch.columns().iter().map(|column| size(column)).sum()
+    match child {
+        Some(child) => own + size(&child),
+        None => own + children.iter().map(size).sum::<usize>(),
+    }
+}
+
+/// What a slice of lists refers to.
+fn part<T: ArrowNativeType>(lists: &ArrayData) -> Option<ArrayData> {
+    let offsets = &lists.buffers()[0].typed_data::<T>();
+    let first = offsets.get(lists.offset())?.as_usize();
+    let last = offsets.get(lists.offset() + lists.len())?.as_usize();
+    Some(lists.child_data()[0].slice(first, last - first))
+}
+
+/// What views refer to, which is sent behind them.
+fn viewed(array: &ArrayData) -> usize {
+    let views = ScalarBuffer::<u128>::new(array.buffers()[0].clone(), array.offset(), array.len());
+    let long =
+        views.iter().map(|view| ByteView::from(*view).length).filter(|length| *length > MAX_INLINE_VIEW_LEN);
+    let has = array.buffers()[1..].iter().map(Buffer::len).sum();
+    long.map(|length| length as usize).fold(0, usize::saturating_add).min(has)
 }

@@ -2,14 +2,22 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
+mod common;
 
+use std::sync::Arc;
+use std::thread;
+
+use arrow_array::cast::AsArray;
 use arrow_array::types::{Int8Type, Int16Type};
 use arrow_array::{
-    Array, ArrayRef, DictionaryArray, Int64Array, RecordBatch, RunArray, StringArray, StructArray,
+    Array, ArrayRef, DictionaryArray, Int64Array, ListArray, RecordBatch, RunArray, StringArray,
+    StringViewArray, StructArray,
 };
-use arrow_schema::Field;
-use thallus_shuffle::{Gather, Partition};
+use arrow_buffer::OffsetBuffer;
+use arrow_schema::{DataType, Field};
+use thallus_shuffle::{Gather, Partition, push, stream};
+
+use common::within;
 
 fn gather(batch: &RecordBatch, workers: usize, batch_rows: usize, by: &Partition) -> Gather {
     let mut gather = Gather::new(batch.schema(), workers, batch_rows);
@@ -66,4 +74,57 @@ fn runs_that_end_beyond_their_type_stay_apart() {
     let runs = RunArray::<Int16Type>::try_new(&ends, &Int64Array::from(vec![1, 2])).unwrap();
     let batch = RecordBatch::try_from_iter([("r", Arc::new(runs) as ArrayRef)]).unwrap();
     assert_eq!(rows(vec![batch; 4], &Partition::Random(1)), 80_000);
+}
+
+/// Text that lies behind views, also in lists.
+fn views(rows: usize, bytes: usize) -> RecordBatch {
+    let views: StringViewArray = (0..rows).map(|n| (n % 5 > 0).then(|| format!("{n:0bytes$}"))).collect();
+    let views: ArrayRef = Arc::new(views);
+    let field = Arc::new(Field::new_list_field(DataType::Utf8View, true));
+    let lists = ListArray::new(field, OffsetBuffer::from_lengths(vec![1; rows]), views.clone(), None);
+    RecordBatch::try_from_iter([("v", views), ("l", Arc::new(lists) as ArrayRef)]).unwrap()
+}
+
+#[test]
+fn what_lies_behind_views_is_counted() {
+    let batch = views(1_000, 1_000);
+    let all = stream::bytes(&batch);
+    assert!((1_600_000..1_700_000).contains(&all), "{all}");
+    let part = stream::bytes(&batch.slice(900, 100));
+    assert!((160_000..170_000).contains(&part), "{part}");
+    assert!(stream::bytes(&views(1_000, 10)) < 50_000);
+}
+
+/// Each target gets its own text, not that of all. In pieces that fit.
+#[test]
+fn parts_of_views_leave_the_others_out() {
+    within(|| {
+        let config = push::Config { window: 256 << 10, ..push::Config::default() };
+        let nodes: Vec<push::Node> = common::nodes(&[1; 4], config);
+        let batch = views(1_000, 10_000);
+        let halves = nodes.iter().flat_map(|node| node.shuffle(1, &batch.schema()).unwrap());
+        let (mut senders, receivers): (Vec<_>, Vec<_>) = halves.unzip();
+        let reading: Vec<_> = receivers
+            .into_iter()
+            .map(|receiver| thread::spawn(move || receiver.map(Result::unwrap).collect::<Vec<_>>()))
+            .collect();
+        let mut sender = senders.remove(0);
+        senders.into_iter().for_each(|sender| sender.finish().unwrap());
+        sender.partition(&Partition::Random(1)).unwrap();
+        sender.send(batch.clone()).unwrap();
+        sender.finish().unwrap();
+        let batches: Vec<_> = reading.into_iter().flat_map(|reading| reading.join().unwrap()).collect();
+        let text = |batch: &RecordBatch| -> Vec<_> {
+            batch.column(0).as_string_view().iter().flatten().map(str::to_owned).collect()
+        };
+        let mut arrived: Vec<_> = batches.iter().flat_map(text).collect();
+        arrived.sort_unstable();
+        assert_eq!(arrived, text(&batch));
+        for (_, link, _) in nodes[0].links() {
+            // Of 8 MB in each of two columns a quarter, in pieces of a quarter of the window.
+            assert!((3_000_000..5_000_000).contains(&link.bytes), "{link:?}");
+            assert!(link.frames > 40, "{link:?}");
+        }
+        common::leave(nodes);
+    });
 }
