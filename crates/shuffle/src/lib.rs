@@ -22,6 +22,7 @@ mod error;
 mod gather;
 mod pool;
 mod seat;
+mod socket;
 mod wire;
 
 pub mod halves;

@@ -20,7 +20,7 @@ use super::link::Link;
 use super::node::{STOP, Shared};
 use super::wire::{HELLO, Hello};
 use super::{Config, Node};
-use crate::{Cluster, Error, NodeId, Result, deadline};
+use crate::{Cluster, Error, NodeId, Result, deadline, socket};
 
 /// Who connect and say nothing, before the first of them is sent away.
 const STRANGERS: usize = 64;
@@ -175,7 +175,7 @@ fn begin(
             links.push(None);
             continue;
         };
-        stream.set_nodelay(true)?;
+        socket::prepare(&stream)?;
         stream.set_read_timeout(None)?;
         stream.set_nonblocking(true)?;
         let link = Link::new(node, stream, window, config.outgoing, epoll.clone());
@@ -189,4 +189,29 @@ fn begin(
         thread::Builder::new().name(format!("shuffle {}", me.0)).spawn(move || shared.serve(incoming))?
     };
     Ok(Node { shared, network: Some(network), _seat: listener })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Seat;
+
+    #[test]
+    fn a_host_that_is_gone_without_a_word_is_noticed() {
+        let seats: Vec<_> = (0..2).map(|_| Seat::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
+        let processes: Vec<_> = seats.iter().map(|seat| (seat.address().unwrap(), 1)).collect();
+        let cluster = Cluster::new(1, &processes).unwrap();
+        let joining: Vec<_> = (0..)
+            .map(NodeId)
+            .zip(seats)
+            .map(|(me, seat)| {
+                let cluster = cluster.clone();
+                thread::spawn(move || Node::join(seat, cluster, me, Config::default()).unwrap())
+            })
+            .collect();
+        let nodes: Vec<_> = joining.into_iter().map(|joining| joining.join().unwrap()).collect();
+        for node in &nodes {
+            assert!(node.shared.links().all(|link| socket::is_prepared(&link.stream)));
+        }
+    }
 }

@@ -12,7 +12,7 @@ use arrow_buffer::{Buffer, MutableBuffer};
 
 use super::Config;
 use super::wire::{HEAD, Head, Request};
-use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId, deadline};
+use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId, deadline, socket};
 
 /// Between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -229,7 +229,7 @@ impl Client {
         loop {
             let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             let connected = TcpStream::connect_timeout(&address, rest).and_then(|stream| {
-                stream.set_nodelay(true)?;
+                socket::prepare(&stream)?;
                 stream.set_read_timeout(Some(self.config.idle.max(Duration::from_millis(1))))?;
                 Ok(stream)
             });
@@ -457,6 +457,16 @@ mod tests {
             client.shut();
             assert_eq!(first.read(&mut request).unwrap(), 0, "nothing went there");
         }
+    }
+
+    #[test]
+    fn a_host_that_is_gone_without_a_word_is_noticed() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let cluster = Cluster::new(1, &[(listener.local_addr().unwrap(), 1)]).unwrap();
+        let client = Client::new(cluster, Config::default());
+        client.ask(7, WorkerId(0), WorkerId(0), 0, 1).unwrap();
+        assert!(client.lock().connections.values().all(|made| socket::is_prepared(&made.stream)));
+        client.shut();
     }
 
     #[test]

@@ -196,3 +196,21 @@ impl Drop for Node {
         self.stop();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_whose_host_is_gone_without_a_word_is_noticed() {
+        let seat = Seat::bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = seat.address().unwrap();
+        let cluster = Cluster::new(1, &[(address, 1)]).unwrap();
+        let node = Node::join(seat, cluster, NodeId(0), Config::default()).unwrap();
+        let _client = std::net::TcpStream::connect(address).unwrap();
+        while node.served().connections == 0 {
+            thread::yield_now();
+        }
+        assert!(node.server.are_prepared());
+    }
+}

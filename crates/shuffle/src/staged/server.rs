@@ -27,7 +27,7 @@ use super::Config;
 use super::queue::Queue;
 use super::store::{Block, Name, Store, Then};
 use super::wire::{HEAD, Head, REQUEST, Request};
-use crate::{Cluster, Error, NodeId, Result, stream, wire};
+use crate::{Cluster, Error, NodeId, Result, socket, stream, wire};
 
 /// The eventfd among the connections' numbers.
 const STOP: u64 = u64::MAX;
@@ -190,6 +190,11 @@ impl Server {
         all.drain().for_each(|(_, connection)| drop(connection.stream.shutdown(Shutdown::Both)));
     }
 
+    #[cfg(test)]
+    pub(super) fn are_prepared(&self) -> bool {
+        self.all().values().all(|connection| socket::is_prepared(&connection.stream))
+    }
+
     /// The listener.
     pub(super) fn listen(&self, listener: &TcpListener) {
         let mut paused = false;
@@ -224,7 +229,7 @@ impl Server {
                     continue;
                 }
             };
-            if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
+            if stream.set_nonblocking(true).and_then(|()| socket::prepare(&stream)).is_err() {
                 continue;
             }
             // Who leaves says so with these in hand, and then ends all that are there.
