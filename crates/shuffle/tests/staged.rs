@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_schema::{DataType, Field, Schema};
 use thallus_shuffle::staged::{Config, Node};
-use thallus_shuffle::{Error, NodeId, Partition, WorkerId};
+use thallus_shuffle::{Error, NodeId, Partition, Seat, WorkerId};
 
 use common::{batch, errors, halves, join, leave, schema, seats, sum, within};
 
@@ -374,6 +374,67 @@ fn a_process_that_never_comes_is_waited_for_once() {
         let began = Instant::now();
         drop(halves);
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn all_wait_for_an_absent_process_together() {
+    within(|| {
+        let (mut seats, cluster) = seats(&[1, 1]);
+        let config = Config { patience: Duration::from_secs(1), ..small() };
+        drop(seats.pop());
+        let node = Node::join(seats.remove(0), cluster, NodeId(0), config).unwrap();
+        let shuffles = (0..8).map(|id| node.shuffle(id, &schema()).unwrap().remove(0));
+        let (_senders, receivers): (Vec<_>, Vec<_>) = shuffles.unzip();
+        let began = Instant::now();
+        let reading: Vec<_> =
+            receivers.into_iter().map(|receiver| thread::spawn(|| errors([receiver]))).collect();
+        for reading in reading {
+            let told = reading.join().unwrap();
+            assert!(told[0].contains("process 1"), "{told:?}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn a_receiver_that_is_dropped_waits_for_nobody() {
+    within(|| {
+        let (mut seats, cluster) = seats(&[2, 20]);
+        drop(seats.pop());
+        let node = Node::join(seats.remove(0), cluster, NodeId(0), small()).unwrap();
+        let halves = node.shuffle(1, &schema()).unwrap();
+        let began = Instant::now();
+        drop(halves);
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    });
+}
+
+/// Once there is a connection to it, also if that is made to leave.
+#[test]
+fn who_comes_later_is_told_that_nobody_wants_its_rows() {
+    within(|| {
+        for asks in [true, false] {
+            let (mut seats, cluster) = seats(&[1, 1]);
+            drop(seats.pop());
+            let first = Node::join(seats.remove(0), cluster.clone(), NodeId(0), small()).unwrap();
+            let (sender, unread) = first.shuffle(1, &schema()).unwrap().remove(0);
+            sender.finish().unwrap();
+            drop(unread);
+            let seat = Seat::bind(cluster.address(NodeId(1))).unwrap();
+            let second = Node::join(seat, cluster, NodeId(1), small()).unwrap();
+            let (mut sender, receiver) = second.shuffle(1, &schema()).unwrap().remove(0);
+            sender.send_to(WorkerId(0), batch(0..10)).unwrap();
+            sender.finish().unwrap();
+            assert_eq!(sum(receiver.map(Result::unwrap)).0, 0);
+            let nodes = vec![first, second];
+            if asks {
+                let (senders, receivers): (Vec<_>, Vec<_>) = halves(&nodes, 2).into_iter().unzip();
+                senders.into_iter().for_each(|sender| sender.finish().unwrap());
+                assert_eq!(sum(receivers.into_iter().flatten().map(Result::unwrap)).0, 0);
+            }
+            leave(nodes);
+        }
     });
 }
 

@@ -17,6 +17,12 @@ use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId, deadline, socket};
 /// Between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// How long it may take to connect to say something that nobody waits for, and until that is tried again.
+const BRIEFLY: Duration = Duration::from_secs(1);
+
+/// Blocks that nobody wants, of a process that is not there to be told.
+const UNSAID: usize = 4096;
+
 /// An answer as a whole: messages of a stream.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
@@ -97,6 +103,12 @@ struct Open {
     connecting: HashSet<Key>,
     /// Processes that there was a connection to: who refuses one now is gone.
     met: HashSet<NodeId>,
+    /// Until when a process that can't be reached is waited for, by all workers together.
+    deadlines: HashMap<NodeId, Instant>,
+    /// When a process was tried last without waiting.
+    tried: HashMap<NodeId, Instant>,
+    /// Of blocks that nobody wants: to be said on the next connection.
+    unsaid: HashMap<Key, Vec<Request>>,
     readers: Vec<JoinHandle<()>>,
     closed: bool,
 }
@@ -141,7 +153,7 @@ impl Client {
             .collect()
     }
 
-    /// Asks for a part of a block; with `most` of 0 says that nobody wants it, to which there is no answer.
+    /// Asks for a part of a block.
     pub(super) fn ask(
         self: &Arc<Self>,
         shuffle: u64,
@@ -151,33 +163,98 @@ impl Client {
         most: u64,
     ) -> Result<Arc<Pending>> {
         let node = self.cluster.node_of(source);
-        let key = (node, (!self.config.share).then_some(target));
+        let key = self.key(source, target);
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let request = Request { id, shuffle, source, target, first, most };
         let pending = Arc::new(Pending::default());
         // One that is just being closed for idleness makes way for another; two in a row would be a coincidence, three an error.
         for _ in 0..3 {
-            let connection = self.connection(key)?;
-            let mut waiting = connection.lock();
-            if waiting.closed {
-                drop(waiting);
-                self.lock().forget(key, &connection);
-                continue;
+            let connection = self.connection(key, true)?;
+            if self.send(key, &connection, request, Some(&pending)) {
+                return Ok(pending);
             }
-            if most > 0 {
-                waiting.pending.insert(id, pending.clone());
-            }
-            waiting.writing += 1;
-            drop(waiting);
-            self.counters.requests.fetch_add(1, Ordering::Relaxed);
-            connection.send(&request.to_bytes(&self.cluster));
-            connection.lock().writing -= 1;
-            return Ok(pending);
         }
         Err(Error::Gone { node, why: "connections to it end at once".into() })
     }
 
-    fn connection(self: &Arc<Self>, key: Key) -> Result<Arc<Connection>> {
+    /// Says that nobody wants a block, to which there is no answer. Does not wait for a process that is not there: it is told with
+    /// the next connection.
+    pub(super) fn decline(self: &Arc<Self>, shuffle: u64, source: WorkerId, target: WorkerId) {
+        let key = self.key(source, target);
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let request = Request { id, shuffle, source, target, first: 0, most: 0 };
+        for _ in 0..3 {
+            let mut open = self.lock();
+            if open.closed {
+                return;
+            }
+            let Some(connection) = open.connections.get(&key).cloned() else {
+                let unsaid = open.unsaid.entry(key).or_default();
+                if unsaid.len() < UNSAID {
+                    unsaid.push(request);
+                }
+                let now = Instant::now();
+                let is_due = |tried: &Instant| now.duration_since(*tried) > BRIEFLY;
+                if open.tried.get(&key.0).is_none_or(is_due) {
+                    open.tried.insert(key.0, now);
+                    drop(open);
+                    self.try_to_tell(key);
+                }
+                return;
+            };
+            drop(open);
+            if self.send(key, &connection, request, None) {
+                return;
+            }
+        }
+    }
+
+    /// Connects to those who have not been told that nobody wants their blocks, until `deadline`.
+    pub(super) fn tell(self: &Arc<Self>, deadline: Instant) {
+        let keys: Vec<_> = self.lock().unsaid.keys().copied().collect();
+        keys.into_iter().take_while(|_| Instant::now() < deadline).for_each(|key| self.try_to_tell(key));
+    }
+
+    fn try_to_tell(self: &Arc<Self>, key: Key) {
+        if self.connection(key, false).is_err() {
+            let mut open = self.lock();
+            if open.met.contains(&key.0) {
+                open.unsaid.remove(&key); // it is gone
+            }
+        }
+    }
+
+    fn key(&self, source: WorkerId, target: WorkerId) -> Key {
+        (self.cluster.node_of(source), (!self.config.share).then_some(target))
+    }
+
+    /// False if the connection is being closed.
+    fn send(
+        &self,
+        key: Key,
+        connection: &Arc<Connection>,
+        request: Request,
+        pending: Option<&Arc<Pending>>,
+    ) -> bool {
+        let mut waiting = connection.lock();
+        if waiting.closed {
+            drop(waiting);
+            self.lock().forget(key, connection);
+            return false;
+        }
+        if let Some(pending) = pending {
+            waiting.pending.insert(request.id, pending.clone());
+        }
+        waiting.writing += 1;
+        drop(waiting);
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        connection.send(&request.to_bytes(&self.cluster));
+        connection.lock().writing -= 1;
+        true
+    }
+
+    /// One that is there, or is made. Without `waits` an error if that takes time.
+    fn connection(self: &Arc<Self>, key: Key, waits: bool) -> Result<Arc<Connection>> {
         {
             let mut open = self.lock();
             loop {
@@ -190,10 +267,13 @@ impl Client {
                 if open.connecting.insert(key) {
                     break;
                 }
+                if !waits {
+                    return Err(Error::Gone { node: key.0, why: "it is not there yet".into() });
+                }
                 open = self.connected.wait(open).expect("nobody panics with it");
             }
         }
-        let stream = self.connect(key.0);
+        let stream = self.connect(key.0, waits);
         let mut open = self.lock();
         open.connecting.remove(&key);
         self.connected.notify_all();
@@ -202,6 +282,7 @@ impl Client {
             return Err(Error::Closed);
         }
         open.met.insert(key.0);
+        open.deadlines.remove(&key.0);
         let connection = Arc::new(Connection {
             node: key.0,
             stream,
@@ -219,15 +300,31 @@ impl Client {
         open.readers.retain(|reader| !reader.is_finished());
         open.readers.push(reader);
         open.connections.insert(key, connection.clone());
+        let unsaid = open.unsaid.remove(&key).unwrap_or_default();
+        drop(open);
         self.counters.connections.fetch_add(1, Ordering::Relaxed);
+        for request in unsaid {
+            self.send(key, &connection, request, None);
+        }
         Ok(connection)
     }
 
-    fn connect(&self, node: NodeId) -> Result<TcpStream> {
+    /// Until when a process is waited for. Who asks when that has passed does not wait again, for as long.
+    fn deadline(&self, node: NodeId) -> Instant {
+        let patience = self.config.patience;
+        let mut open = self.lock();
+        let deadline = open.deadlines.entry(node).or_insert_with(|| deadline::after(patience));
+        if Instant::now().saturating_duration_since(*deadline) > patience {
+            *deadline = deadline::after(patience);
+        }
+        *deadline
+    }
+
+    fn connect(&self, node: NodeId, waits: bool) -> Result<TcpStream> {
         let address = self.cluster.address(node);
-        let deadline = deadline::after(self.config.patience);
+        let (deadline, least) = if waits { (self.deadline(node), PAUSE) } else { (Instant::now(), BRIEFLY) };
         loop {
-            let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let rest = deadline.saturating_duration_since(Instant::now()).max(least);
             let connected = TcpStream::connect_timeout(&address, rest).and_then(|stream| {
                 socket::prepare(&stream)?;
                 stream.set_read_timeout(Some(self.config.idle.max(Duration::from_millis(1))))?;
@@ -448,7 +545,10 @@ mod tests {
             };
             let (mut first, _) = listener.accept().unwrap();
             client.lock().connections.insert((NodeId(0), None), Arc::new(closing));
-            client.ask(7, WorkerId(0), WorkerId(0), 0, most).unwrap();
+            match most {
+                0 => client.decline(7, WorkerId(0), WorkerId(0)),
+                _ => drop(client.ask(7, WorkerId(0), WorkerId(0), 0, most).unwrap()),
+            }
             let (mut second, _) = listener.accept().unwrap();
             let mut request = [0; REQUEST];
             second.read_exact(&mut request).unwrap();

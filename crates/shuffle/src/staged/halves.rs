@@ -1,6 +1,6 @@
 //! What a worker has of a shuffle: the blocks that it makes, and those that it fetches.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
@@ -162,18 +162,18 @@ impl halves::Inlet for Inlet {
             // Nobody will get rows of this process any more, which also tells those who would wait for them.
             server.answer_all(server.store.fail(*shuffle, error));
         }
-        // Who is gone wants to hear nothing, and is not tried again for each of its workers.
-        let mut gone = HashSet::new();
-        if let Some(Error::Gone { node, .. }) = error {
-            gone.insert(*node);
-        }
+        // Who is gone wants to hear nothing.
+        let gone = match error {
+            Some(Error::Gone { node, .. }) => Some(*node),
+            _ => None,
+        };
         let asked = self.asked.drain(..).map(|(source, _)| source);
         for source in self.sources.drain(..).chain(asked) {
             let node = self.part.cluster.node_of(source);
             if node == self.part.me {
                 server.store.fetched((*shuffle, source, *worker));
-            } else if !gone.contains(&node) && self.client.ask(*shuffle, source, *worker, 0, 0).is_err() {
-                gone.insert(node);
+            } else if gone != Some(node) {
+                self.client.decline(*shuffle, source, *worker);
             }
         }
     }

@@ -170,6 +170,7 @@ impl Node {
     pub fn leave(mut self) -> bool {
         let deadline = deadline::after(self.config.patience);
         let mut all = self.server.store.close(deadline);
+        self.client.tell(deadline);
         self.client.shut();
         all &= self.server.see_off(deadline);
         self.stop();
