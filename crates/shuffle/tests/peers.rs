@@ -7,7 +7,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thallus_shuffle::{Cluster, NodeId, WorkerId, push, staged};
 
@@ -227,6 +227,74 @@ fn shuffles_that_nobody_here_has_opened_are_bounded() {
             drop(other);
             leave(nodes);
         }
+    });
+}
+
+/// Reads so many answers, each of one chunk. How many were rows.
+fn answers(stream: &mut TcpStream, count: usize) -> usize {
+    let answer = |_: &usize| {
+        let mut head = [0; 64];
+        stream.read_exact(&mut head).unwrap();
+        let mut body = vec![0; u32::from_le_bytes(head[20..24].try_into().unwrap()) as usize];
+        stream.read_exact(&mut body).unwrap();
+        head[16] == 0
+    };
+    (0..count).filter(answer).count()
+}
+
+/// Whether a server has read so many requests soon.
+fn are_read(node: &staged::Node, requests: u64) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while node.served().requests < requests && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(5));
+    }
+    node.served().requests >= requests
+}
+
+#[test]
+fn many_may_wait_for_a_worker_on_one_connection() {
+    within(|| {
+        let (nodes, cluster) = two_staged();
+        let (mut sender, own) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
+        let (other, unread) = nodes[1].shuffle(1, &schema()).unwrap().remove(0);
+        let mut client = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+        let many: Vec<u8> = (0..6_000).flat_map(|n| request(n, 1, 0, 1 << 20)).collect();
+        client.write_all(&many).unwrap();
+        assert!(are_read(&nodes[0], 6_000));
+        sender.send_to(WorkerId(1), batch(0..10)).unwrap();
+        sender.finish().unwrap();
+        assert_eq!(answers(&mut client, 6_000), 6_000);
+        drop((client, other, own, unread));
+        drop(nodes);
+    });
+}
+
+/// It is not read on before it takes what it has asked for.
+#[test]
+fn who_asks_for_much_at_once_gets_it() {
+    within(|| {
+        let (nodes, cluster) = two_staged();
+        let (mut sender, own) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
+        (0..2).for_each(|_| sender.send_to(WorkerId(1), batch(0..2_500)).unwrap());
+        sender.finish().unwrap();
+        let mut client = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+        let mut asking = client.try_clone().unwrap();
+        let asking = thread::spawn(move || {
+            // The first of two batches.
+            let many: Vec<u8> = (0..10_000).flat_map(|n| request(n, 1, 0, 30_000)).collect();
+            asking.write_all(&many).unwrap();
+        });
+        assert!(are_read(&nodes[0], 4_096));
+        thread::sleep(Duration::from_millis(100));
+        assert!(nodes[0].served().requests < 7_000);
+        assert_eq!(answers(&mut client, 10_000), 10_000);
+        asking.join().unwrap();
+        assert_eq!(nodes[0].served().requests, 10_000);
+        // And it goes on.
+        client.write_all(&request(1, 1, 0, 30_000)).unwrap();
+        assert_eq!(answers(&mut client, 1), 1);
+        drop((client, own));
+        drop(nodes);
     });
 }
 

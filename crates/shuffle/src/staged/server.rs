@@ -38,8 +38,11 @@ const PAUSE_MS: u8 = 100;
 /// Bytes that a responder sends on one connection before others have their turn.
 const TURN: usize = 2 << 20;
 
-/// Requests of one connection that have not been answered.
+/// Requests of one connection that could be answered. At so many no more are read until half of them are.
 const REQUESTS: usize = 4096;
+
+/// Those that wait for workers to finish included: a client that has more is sent away.
+const UNANSWERED: usize = 1 << 16;
 
 /// What a client gets for one request.
 #[derive(Debug)]
@@ -53,6 +56,8 @@ struct Answer {
     /// Bytes of the chunk that is being sent, with its head, that are out.
     written: usize,
     chunks: u32,
+    /// Its request waited for a worker to finish.
+    waited: bool,
 }
 
 #[derive(Debug, Default)]
@@ -61,7 +66,14 @@ struct Sending {
     answers: VecDeque<Answer>,
     /// It is in the responders' queue, or with one of them, or waits for room.
     busy: bool,
+    /// Requests that have not been answered.
+    unanswered: usize,
+    /// Of these, those that do not wait for a worker to finish.
     requests: usize,
+    /// There are too many of these: nothing is read.
+    held: bool,
+    /// The receiver waits for room in the socket.
+    full: bool,
     /// Nobody is there any more.
     gone: bool,
 }
@@ -237,7 +249,7 @@ impl Server {
             if all.len() >= self.config.connections || self.leaving.load(Ordering::SeqCst) {
                 continue; // closed at once
             }
-            if self.epoll.add(&stream, event(number, false)).is_ok() {
+            if self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, number)).is_ok() {
                 self.counters.connections.fetch_add(1, Ordering::Relaxed);
                 all.insert(number, Arc::new(Connection { number, stream, sending: Mutex::default() }));
             }
@@ -260,8 +272,19 @@ impl Server {
                 }
                 let Some(connection) = self.all().get(&event.data()).cloned() else { continue };
                 if event.events().contains(EpollFlags::EPOLLOUT) {
-                    let _ = self.epoll.modify(&connection.stream, &mut self::event(connection.number, false));
+                    let mut sending = connection.lock();
+                    sending.full = false;
+                    self.watch(&connection, &sending);
+                    drop(sending);
                     self.responses.push(connection.clone());
+                }
+                if connection.lock().held {
+                    // Nobody reads, who would see the end.
+                    if event.events().intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
+                        partial.remove(&connection.number);
+                        self.drop_connection(&connection);
+                    }
+                    continue;
                 }
                 let readable = !(event.events() - EpollFlags::EPOLLOUT).is_empty();
                 let partial_of = partial.entry(connection.number).or_insert((0, [0; REQUEST]));
@@ -291,15 +314,25 @@ impl Server {
             if !self.cluster.workers_of(self.me).contains(&request.source.0) {
                 return false;
             }
+            let mut held = false;
             if request.most > 0 {
                 let mut sending = connection.lock();
+                sending.unanswered += 1;
                 sending.requests += 1;
-                if sending.requests > REQUESTS {
+                if sending.unanswered > UNANSWERED {
                     return false;
+                }
+                if sending.requests >= REQUESTS {
+                    held = true;
+                    sending.held = true;
+                    self.watch(connection, &sending);
                 }
             }
             self.counters.requests.fetch_add(1, Ordering::Relaxed);
             self.requests.push((connection.clone(), request));
+            if held {
+                break;
+            }
         }
         true
     }
@@ -331,23 +364,49 @@ impl Server {
                 continue;
             }
             match self.store.ask(name, (connection.clone(), request)) {
-                Some((asked, block)) => self.answer(asked, block),
-                None if connection.lock().gone => self.forget(&connection),
-                None => {}
+                Some((asked, block)) => self.answer(asked, block, false),
+                None => {
+                    let mut sending = connection.lock();
+                    self.one_less(&connection, &mut sending);
+                    let gone = sending.gone;
+                    drop(sending);
+                    if gone {
+                        self.forget(&connection);
+                    }
+                }
             }
         }
     }
 
-    /// Answers those who have waited.
-    pub(super) fn answer_all(&self, then: Vec<Then<Asked>>) {
-        then.into_iter().for_each(|(asked, block)| self.answer(asked, block));
+    /// A request has been answered, or waits for a worker to finish, which may need what others ask for.
+    fn one_less(&self, connection: &Connection, sending: &mut Sending) {
+        sending.requests -= 1;
+        if sending.held && sending.requests <= REQUESTS / 2 {
+            sending.held = false;
+            self.watch(connection, sending);
+        }
     }
 
-    fn answer(&self, (connection, request): Asked, block: Result<Block>) {
-        let answer = match block {
+    /// What the receiver waits for.
+    fn watch(&self, connection: &Connection, sending: &Sending) {
+        let mut flags = EpollFlags::empty();
+        flags.set(EpollFlags::EPOLLIN, !sending.held);
+        flags.set(EpollFlags::EPOLLOUT, sending.full);
+        // Fails only for one that is gone.
+        let _ = self.epoll.modify(&connection.stream, &mut EpollEvent::new(flags, connection.number));
+    }
+
+    /// Answers those who have waited.
+    pub(super) fn answer_all(&self, then: Vec<Then<Asked>>) {
+        then.into_iter().for_each(|(asked, block)| self.answer(asked, block, true));
+    }
+
+    fn answer(&self, (connection, request): Asked, block: Result<Block>, waited: bool) {
+        let mut answer = match block {
             Ok(block) => Answer::new(&request, block, self.config.chunk),
             Err(error) => Answer::failed(&request, &error),
         };
+        answer.waited = waited;
         let wake = {
             let mut sending = connection.lock();
             sending.answers.push_back(answer);
@@ -385,8 +444,9 @@ impl Server {
                         if full {
                             self.counters.full_socket.fetch_add(1, Ordering::Relaxed);
                             // It stays busy: the receiver brings it back when there is room, or drops it.
-                            let _ =
-                                self.epoll.modify(&connection.stream, &mut event(connection.number, true));
+                            let mut sending = connection.lock();
+                            sending.full = true;
+                            self.watch(&connection, &sending);
                             break;
                         }
                     }
@@ -405,7 +465,10 @@ impl Server {
             State::InChunk => sending.answers.push_front(answer),
             State::BetweenChunks => sending.answers.push_back(answer),
             State::Out => {
-                sending.requests -= 1;
+                sending.unanswered -= 1;
+                if !answer.waited {
+                    self.one_less(connection, &mut sending);
+                }
                 drop(sending);
                 if !answer.head.failed && answer.head.next == answer.head.messages {
                     self.store.fetched(answer.name);
@@ -414,11 +477,6 @@ impl Server {
             }
         }
     }
-}
-
-fn event(number: u64, room: bool) -> EpollEvent {
-    let flags = if room { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
-    EpollEvent::new(flags, number)
 }
 
 impl Connection {
@@ -494,7 +552,8 @@ impl Answer {
         text: Vec<u8>,
     ) -> Self {
         let name = (request.shuffle, request.source, request.target);
-        let mut answer = Self { name, head, messages, block, text, written: 0, chunks: head.chunks };
+        let chunks = head.chunks;
+        let mut answer = Self { name, head, messages, block, text, written: 0, chunks, waited: false };
         answer.head.length = answer.length();
         answer
     }
