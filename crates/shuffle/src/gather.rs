@@ -61,7 +61,7 @@ impl Gather {
         self.rows += batch.num_rows();
         if batch.num_rows() > 0 {
             self.bytes = self.bytes.saturating_add(stream::bytes(&batch));
-            self.batches.push(batch);
+            self.batches.push(stream::of_schema(&batch, &self.schema)?);
         }
         Ok(self.rows >= self.enough || self.bytes >= self.enough_bytes)
     }

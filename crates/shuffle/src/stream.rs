@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
-use arrow_array::{Array, RecordBatch};
+use arrow_array::{Array, RecordBatch, RecordBatchOptions};
 use arrow_buffer::{ArrowNativeType, Buffer, ScalarBuffer};
 use arrow_data::{ArrayData, ByteView, MAX_INLINE_VIEW_LEN};
 use arrow_schema::{DataType, SchemaRef};
@@ -126,11 +127,20 @@ impl In {
             }
             (Event::Schema(schema), None) => self.schema = Some(schema),
             (Event::Schema(_) | Event::Dictionary, _) => {}
-            (Event::Batch(batch), Some(schema)) => batches.push(batch.with_schema(schema.clone())?),
+            (Event::Batch(batch), Some(schema)) => batches.push(of_schema(&batch, schema)?),
             (Event::Batch(batch), None) => batches.push(batch),
         }
         Ok(())
     }
+}
+
+/// A batch with another schema: what is said about the columns may differ, and counts for nothing.
+pub(crate) fn of_schema(batch: &RecordBatch, schema: &SchemaRef) -> Result<RecordBatch> {
+    if Arc::ptr_eq(batch.schema_ref(), schema) {
+        return Ok(batch.clone());
+    }
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    Ok(RecordBatch::try_new_with_options(schema.clone(), batch.columns().to_vec(), &options)?)
 }
 
 /// The sending ends of one worker.

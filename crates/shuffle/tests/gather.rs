@@ -14,8 +14,8 @@ use arrow_array::{
     StringViewArray, StructArray,
 };
 use arrow_buffer::OffsetBuffer;
-use arrow_schema::{DataType, Field};
-use thallus_shuffle::{Gather, Partition, push, stream};
+use arrow_schema::{DataType, Field, Schema};
+use thallus_shuffle::{Gather, Partition, WorkerId, push, staged, stream};
 
 use common::within;
 
@@ -125,6 +125,65 @@ fn parts_of_views_leave_the_others_out() {
             assert!((3_000_000..5_000_000).contains(&link.bytes), "{link:?}");
             assert!(link.frames > 40, "{link:?}");
         }
+        common::leave(nodes);
+    });
+}
+
+/// A batch of the shuffle's columns, with something said about them.
+fn remarked(remark: &str) -> RecordBatch {
+    let metadata = [("remark".to_owned(), remark.to_owned())].into();
+    let schema = Schema::clone(&common::schema()).with_metadata(metadata);
+    RecordBatch::try_new(Arc::new(schema), common::batch(0..10).columns().to_vec()).unwrap()
+}
+
+macro_rules! remarks {
+    ($design:ident) => {
+        within(|| {
+            let nodes: Vec<$design::Node> = common::nodes(&[1, 1], Default::default());
+            let shuffle = |remark: &str| {
+                let schema = remarked(remark).schema();
+                nodes.iter().flat_map(|node| node.shuffle(1, &schema).unwrap()).collect::<Vec<_>>()
+            };
+            let (senders, receivers): (Vec<_>, Vec<_>) = shuffle("the shuffle's").into_iter().unzip();
+            let reading: Vec<_> = receivers
+                .into_iter()
+                .map(|receiver| thread::spawn(move || common::sum(receiver.map(Result::unwrap)).0))
+                .collect();
+            for mut sender in senders {
+                sender.partition(&Partition::Broadcast).unwrap();
+                sender.send(remarked("another")).unwrap();
+                sender.flush().unwrap();
+                sender.send_to(WorkerId(0), common::batch(0..10)).unwrap();
+                sender.send_to(WorkerId(1), remarked("a third")).unwrap();
+                sender.finish().unwrap();
+            }
+            for reading in reading {
+                assert_eq!(reading.join().unwrap(), 40);
+            }
+            common::leave(nodes);
+        })
+    };
+}
+
+#[test]
+fn what_is_said_about_columns_does_not_matter() {
+    remarks!(push);
+    remarks!(staged);
+}
+
+/// Of two processes each says something else.
+#[test]
+fn processes_may_say_different_things_about_columns() {
+    within(|| {
+        let nodes: Vec<push::Node> = common::nodes(&[1, 1], Default::default());
+        let (mut sender, _) = nodes[0].shuffle(1, &remarked("one").schema()).unwrap().remove(0);
+        let (other, receiver) = nodes[1].shuffle(1, &remarked("two").schema()).unwrap().remove(0);
+        sender.send_to(WorkerId(1), remarked("one")).unwrap();
+        sender.finish().unwrap();
+        other.finish().unwrap();
+        let batches: Vec<_> = receiver.map(Result::unwrap).collect();
+        assert_eq!(batches.len(), 1);
+        assert_eq!(batches[0].schema(), remarked("two").schema());
         common::leave(nodes);
     });
 }

@@ -60,7 +60,7 @@ impl halves::Outlet for Outlet {
         let node = shared.cluster.node_of(target);
         let Some(link) = &shared.links[node.index()] else {
             let inbox = exchange.inbox(target).expect("a worker of this process");
-            return inbox.add_batch(batch.with_schema(self.schema.clone())?);
+            return inbox.add_batch(stream::of_schema(&batch, &self.schema)?);
         };
         // What is larger than a part of the window goes in pieces, so that reading and sending overlap.
         let most = (shared.config.window / 4).max(1);

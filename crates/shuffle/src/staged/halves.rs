@@ -10,7 +10,7 @@ use super::Config;
 use super::client::{Client, Pending};
 use super::server::Server;
 use super::store::Rows;
-use crate::stream::{Ins, Outs};
+use crate::stream::{self, Ins, Outs};
 use crate::{Cluster, Error, Gather, NodeId, Result, WorkerId, halves};
 
 /// Makes blocks. Never waits.
@@ -66,7 +66,7 @@ impl halves::Outlet for Outlet {
     fn deliver(&mut self, target: WorkerId, batch: RecordBatch) -> Result<()> {
         let block = &mut self.blocks[target.index()];
         if self.part.is_here(target) {
-            block.batches.push(batch.with_schema(self.part.schema.clone())?);
+            block.batches.push(stream::of_schema(&batch, &self.part.schema)?);
         } else {
             block.messages.extend(self.streams.frame(target, &batch)?);
         }
