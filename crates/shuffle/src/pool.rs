@@ -82,6 +82,9 @@ impl Pool {
         let area = Buffer::from(memory);
         let filled = area.slice_with_length(0, bytes);
         let mut kept = self.lock();
+        if area.len() <= self.bound {
+            kept.make_room(area.len(), self.bound);
+        }
         if kept.bytes + area.len() <= self.bound {
             kept.bytes += area.len();
             kept.areas[area.len().trailing_zeros() as usize].push_back(area);
@@ -102,6 +105,24 @@ impl Pool {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
         self.kept.lock().expect("nobody panics with it")
+    }
+}
+
+impl Kept {
+    /// Drops areas of other sizes that nobody has any more, the largest first, until one of this size fits below the bound.
+    fn make_room(&mut self, size: usize, bound: usize) {
+        for class in (0..self.areas.len()).rev().filter(|class| *class != size.trailing_zeros() as usize) {
+            for _ in 0..LOOKS.min(self.areas[class].len()) {
+                if self.bytes + size <= bound {
+                    return;
+                }
+                let area = self.areas[class].pop_front().expect("as many as were counted");
+                match area.strong_count() {
+                    1 => self.bytes -= area.len(),
+                    _ => self.areas[class].push_back(area),
+                }
+            }
+        }
     }
 }
 
@@ -139,6 +160,23 @@ mod tests {
         drop(many);
         assert_eq!(fill(&pool, 1 << 20).len(), 1 << 20);
         assert_eq!(pool.status().kept_bytes, 8_192);
+    }
+
+    #[test]
+    fn what_nobody_needs_any_more_makes_way_for_other_sizes() {
+        let pool = Pool::new(10_000);
+        let many: Vec<Buffer> = (0..10).map(|_| fill(&pool, 4_096)).collect();
+        let used = fill(&pool, 1_000);
+        drop(many);
+        drop(fill(&pool, 8_000));
+        let status = pool.status();
+        assert_eq!((status.kept_bytes, status.used_bytes), (9_216, 1_024));
+        let again = fill(&pool, 8_000);
+        assert_eq!(pool.status().reused, 1);
+        // What is in use stays.
+        let many: Vec<Buffer> = (0..10).map(|_| fill(&pool, 4_096)).collect();
+        assert_eq!(pool.status().kept_bytes, 9_216);
+        drop((used, again, many));
     }
 
     #[test]
