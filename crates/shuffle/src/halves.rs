@@ -73,7 +73,7 @@ impl<O: Outlet> Sender<O> {
     /// Those of [`Scatter::new`](crate::Scatter::new), and of sending what has been gathered.
     pub fn partition(&mut self, partition: &Partition) -> Result<()> {
         self.flush()?;
-        self.gather.partition(partition)
+        self.gather.partition(partition).map_err(|error| self.failed(error))
     }
 
     /// Spreads rows over all workers by [`Sender::partition`]. They are gathered first, so that each worker gets batches of some

@@ -133,6 +133,10 @@ impl Scatter {
         for target in 0..self.targets {
             starts[target + 1] += starts[target];
         }
+        let parts = (0..self.targets).filter(|target| counts[*target] > 0);
+        if batch.num_columns() == 0 {
+            return Ok(parts.map(|target| (target, batch.slice(0, counts[target]))).collect());
+        }
         let mut order = vec![0_u32; rows];
         let mut next = starts.clone();
         for (row, target) in (0_u32..).zip(&self.of_row) {
@@ -141,7 +145,6 @@ impl Scatter {
             *place += 1;
         }
         let sorted = take_record_batch(batch, &UInt32Array::from(order))?;
-        let parts = (0..self.targets).filter(|target| counts[*target] > 0);
         Ok(parts.map(|target| (target, sorted.slice(starts[target], counts[target]))).collect())
     }
 }

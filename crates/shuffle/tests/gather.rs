@@ -10,8 +10,8 @@ use std::thread;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int8Type, Int16Type};
 use arrow_array::{
-    Array, ArrayRef, DictionaryArray, Int64Array, ListArray, RecordBatch, RunArray, StringArray,
-    StringViewArray, StructArray,
+    Array, ArrayRef, DictionaryArray, Int64Array, ListArray, RecordBatch, RecordBatchOptions, RunArray,
+    StringArray, StringViewArray, StructArray,
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Schema};
@@ -185,5 +185,56 @@ fn processes_may_say_different_things_about_columns() {
         assert_eq!(batches.len(), 1);
         assert_eq!(batches[0].schema(), remarked("two").schema());
         common::leave(nodes);
+    });
+}
+
+#[test]
+fn rows_without_columns_are_spread() {
+    let options = RecordBatchOptions::new().with_row_count(Some(1_000));
+    let batch = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &options).unwrap();
+    let mut gather = gather(&batch, 4, 1, &Partition::Random(1));
+    assert!(gather.add(batch).unwrap());
+    let parts = gather.take().unwrap();
+    assert_eq!(parts.len(), 4);
+    assert_eq!(parts.iter().map(|(_, part)| part.num_rows()).sum::<usize>(), 1_000);
+}
+
+/// By both designs, to all processes.
+#[test]
+fn rows_without_columns_arrive() {
+    macro_rules! arrive {
+        ($design:ident) => {
+            within(|| {
+                let options = RecordBatchOptions::new().with_row_count(Some(1_000));
+                let schema = Arc::new(Schema::empty());
+                let batch = RecordBatch::try_new_with_options(schema.clone(), vec![], &options).unwrap();
+                let nodes: Vec<$design::Node> = common::nodes(&[1, 1], Default::default());
+                let halves = nodes.iter().flat_map(|node| node.shuffle(1, &schema).unwrap());
+                let (senders, receivers): (Vec<_>, Vec<_>) = halves.unzip();
+                for mut sender in senders {
+                    sender.partition(&Partition::Random(1)).unwrap();
+                    sender.send(batch.clone()).unwrap();
+                    sender.finish().unwrap();
+                }
+                let rows = |batch: thallus_shuffle::Result<RecordBatch>| batch.unwrap().num_rows();
+                assert_eq!(receivers.into_iter().flatten().map(rows).sum::<usize>(), 2_000);
+                common::leave(nodes);
+            })
+        };
+    }
+    arrive!(push);
+    arrive!(staged);
+}
+
+#[test]
+fn a_partition_that_makes_no_sense_is_told_to_the_others() {
+    within(|| {
+        let nodes: Vec<push::Node> = common::nodes(&[1, 1], Default::default());
+        let (mut sender, _) = nodes[0].shuffle(1, &common::schema()).unwrap().remove(0);
+        let (_other, receiver) = nodes[1].shuffle(1, &common::schema()).unwrap().remove(0);
+        sender.partition(&Partition::Hash(vec![7])).unwrap_err();
+        drop(sender);
+        let told = common::errors([receiver]);
+        assert_eq!(told, ["worker 0 gave up: partition: there is no column 7"]);
     });
 }
