@@ -36,6 +36,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use clap::builder::RangedU64ValueParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
@@ -61,7 +62,7 @@ enum Command {
         #[arg(long, value_name = "ADDR:PORT")]
         listen: String,
         /// Bytes of a partition that other workers may send before they are read
-        #[arg(long, default_value_t = WINDOW)]
+        #[arg(long, default_value_t = WINDOW, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
         window: usize,
     },
     /// Run a query
