@@ -439,6 +439,34 @@ fn who_comes_later_is_told_that_nobody_wants_its_rows() {
 }
 
 #[test]
+fn blocks_for_a_process_that_is_gone_are_dropped() {
+    within(|| {
+        let mut nodes = nodes(&[1, 1], small());
+        let mut halves = halves(&nodes, 1);
+        let (lost_sender, lost_receiver) = halves.remove(1);
+        let (mut sender, receiver) = halves.remove(0);
+        let (mut later, unread) = nodes[0].shuffle(2, &schema()).unwrap().remove(0);
+        lost_sender.finish().unwrap();
+        for n in 0..2 {
+            sender.send_to(WorkerId(n), batch(0..10)).unwrap();
+            later.send_to(WorkerId(1), batch(0..10)).unwrap();
+        }
+        sender.finish().unwrap();
+        assert_eq!(sum(receiver.map(Result::unwrap)).0, 10);
+        // It has given what it had, and not fetched what it needs.
+        drop(nodes.remove(1));
+        drop(lost_receiver);
+        thread::sleep(Duration::from_millis(300));
+        // Those that are finished later are not kept, either.
+        later.finish().unwrap();
+        drop(unread);
+        let began = Instant::now();
+        leave(nodes);
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    });
+}
+
+#[test]
 fn more_in_one_piece_than_anybody_takes_is_refused() {
     within(|| {
         let column: ArrayRef = Arc::new(Int64Array::from(vec![0; 8 << 20]));

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use arrow_buffer::{Buffer, MutableBuffer};
 
 use super::Config;
+use super::server::Server;
 use super::wire::{HEAD, Head, Request};
 use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId, deadline, socket};
 
@@ -117,6 +118,8 @@ struct Open {
 pub(super) struct Client {
     cluster: Cluster,
     config: Config,
+    /// Which is told who is gone.
+    server: Arc<Server>,
     pub(super) pool: Pool,
     open: Mutex<Open>,
     /// A connection has been made, or can't be.
@@ -126,10 +129,10 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(cluster: Cluster, config: Config) -> Arc<Self> {
+    pub(super) fn new(cluster: Cluster, config: Config, server: Arc<Server>) -> Arc<Self> {
         let (open, next, counters) = (Mutex::default(), AtomicU64::new(1), Counters::default());
         let (pool, connected) = (Pool::new(config.pool), Condvar::new());
-        Arc::new(Self { cluster, config, pool, open, connected, next, counters })
+        Arc::new(Self { cluster, config, server, pool, open, connected, next, counters })
     }
 
     pub(super) fn status(&self) -> ClientStatus {
@@ -340,14 +343,43 @@ impl Client {
                     if open.closed {
                         return Err(Error::Closed);
                     }
-                    if open.met.contains(&node) {
+                    let met = open.met.contains(&node);
+                    drop(open);
+                    if met {
+                        self.lost(node);
                         return Err(Error::Gone { node, why: error.to_string() });
                     }
-                    drop(open);
                     thread::sleep(PAUSE);
                 }
                 Err(error) => {
+                    if is_nobody(&error) && self.lock().met.contains(&node) {
+                        self.lost(node);
+                    }
                     return Err(Error::Gone { node, why: format!("connect to {address}: {error}") });
+                }
+            }
+        }
+    }
+
+    /// A process that was there is not any more: nothing is kept for its workers.
+    fn lost(&self, node: NodeId) {
+        self.server.store.lost(self.cluster.workers_of(node));
+    }
+
+    /// A connection has ended, and perhaps its process.
+    fn look_for(&self, node: NodeId) {
+        let deadline = Instant::now() + BRIEFLY;
+        while !self.lock().closed && Instant::now() < deadline {
+            match TcpStream::connect_timeout(&self.cluster.address(node), BRIEFLY) {
+                Err(error) if is_nobody(&error) => return self.lost(node),
+                Err(_) => return,
+                Ok(mut stream) => {
+                    // One that is just ending may still be connected to, and then closes.
+                    let timeout = stream.set_read_timeout(Some(5 * PAUSE));
+                    if timeout.is_err() || stream.read(&mut [0]).is_err_and(|error| is_timeout(&error)) {
+                        return;
+                    }
+                    thread::sleep(PAUSE);
                 }
             }
         }
@@ -373,6 +405,7 @@ impl Client {
             Some(why) => {
                 let error = if closed { Error::Closed } else { Error::Gone { node: connection.node, why } };
                 pending.into_values().for_each(|pending| pending.complete(Err(error.clone())));
+                self.look_for(connection.node);
             }
         }
     }
@@ -464,6 +497,12 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
+/// Why nobody can be connected to who is there.
+fn is_nobody(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
+    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable)
+}
+
 /// Reads as much as fits, however long it takes.
 fn fill(stream: &TcpStream, target: &mut [u8]) -> std::result::Result<(), String> {
     let mut rest = target;
@@ -529,6 +568,11 @@ mod tests {
     use super::super::wire::REQUEST;
     use super::*;
 
+    fn client(cluster: &Cluster) -> Arc<Client> {
+        let server = Server::new(cluster.clone(), NodeId(0), Config::default()).unwrap();
+        Client::new(cluster.clone(), Config::default(), Arc::new(server))
+    }
+
     /// What asks while a connection is closed for idleness takes another, also to say that nobody wants a block.
     #[test]
     fn a_connection_that_is_being_closed_is_not_used() {
@@ -536,7 +580,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let cluster = Cluster::new(1, &[(address, 1)]).unwrap();
         for most in [1, 0] {
-            let client = Client::new(cluster.clone(), Config::default());
+            let client = self::client(&cluster);
             let closing = Connection {
                 node: NodeId(0),
                 stream: TcpStream::connect(address).unwrap(),
@@ -563,7 +607,7 @@ mod tests {
     fn a_host_that_is_gone_without_a_word_is_noticed() {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let cluster = Cluster::new(1, &[(listener.local_addr().unwrap(), 1)]).unwrap();
-        let client = Client::new(cluster, Config::default());
+        let client = self::client(&cluster);
         client.ask(7, WorkerId(0), WorkerId(0), 0, 1).unwrap();
         assert!(client.lock().connections.values().all(|made| socket::is_prepared(&made.stream)));
         client.shut();
@@ -573,7 +617,7 @@ mod tests {
     fn a_connection_that_is_written_to_is_not_idle() {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        let client = Client::new(Cluster::new(1, &[(address, 1)]).unwrap(), Config::default());
+        let client = self::client(&Cluster::new(1, &[(address, 1)]).unwrap());
         let connection = Arc::new(Connection {
             node: NodeId(0),
             stream: TcpStream::connect(address).unwrap(),

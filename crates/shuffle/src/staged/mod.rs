@@ -113,7 +113,7 @@ impl Node {
         }
         listener.set_nonblocking(true).map_err(Error::io("listen"))?;
         let server = Arc::new(Server::new(cluster.clone(), me, config).map_err(Error::io("server"))?);
-        let client = Client::new(cluster.clone(), config);
+        let client = Client::new(cluster.clone(), config, server.clone());
         let mut node = Self { cluster, me, config, client, server, threads: Vec::new() };
         node.start("listener", move |server| server.listen(&listener))?;
         node.start("receiver", Server::receive)?;

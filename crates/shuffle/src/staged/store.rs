@@ -1,6 +1,7 @@
 //! What the workers of this process have for others: blocks, until they have been fetched.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -52,6 +53,8 @@ struct State<R> {
     shuffles: HashMap<u64, Shuffle<R>>,
     /// Those that are over, so that nobody waits for them.
     over: HashSet<u64>,
+    /// Workers of processes that are gone, who fetch nothing any more.
+    lost: HashSet<WorkerId>,
     closed: bool,
 }
 
@@ -64,7 +67,8 @@ pub(super) struct Store<R> {
 
 impl<R> Store<R> {
     pub(super) fn new() -> Self {
-        let state = State { shuffles: HashMap::new(), over: HashSet::new(), closed: false };
+        let state =
+            State { shuffles: HashMap::new(), over: HashSet::new(), lost: HashSet::new(), closed: false };
         Self { state: Mutex::new(state), news: Condvar::new() }
     }
 
@@ -99,15 +103,18 @@ impl<R> Store<R> {
         if state.closed {
             return Vec::new(); // who waited is being disconnected
         }
+        let mut outcome = outcome;
+        let before = outcome.as_ref().map_or(0, HashMap::len);
+        if let Ok(blocks) = &mut outcome {
+            blocks.retain(|target, _| !state.lost.contains(target));
+        }
         let shuffle = state.shuffle(id);
         if shuffle.failed.is_some() {
             return Vec::new(); // who waited has been told
         }
-        let mut outcome = outcome;
         match &mut outcome {
             Err(_) => shuffle.left -= targets,
             Ok(blocks) => {
-                let before = blocks.len();
                 blocks.retain(|target, _| !shuffle.unwanted.contains(&(worker, *target)));
                 shuffle.left -= before - blocks.len();
             }
@@ -202,6 +209,22 @@ impl<R> Store<R> {
                 shuffle.unwanted.insert((source, target));
             }
         }
+    }
+
+    /// A process is gone, with these workers: what nobody else would fetch is dropped, now and later.
+    pub(super) fn lost(&self, workers: Range<u32>) {
+        let mut state = self.lock();
+        state.lost.extend(workers.clone().map(WorkerId));
+        for Shuffle { outcome, left, .. } in state.shuffles.values_mut() {
+            for blocks in outcome.values_mut().flatten() {
+                let before = blocks.len();
+                blocks.retain(|target, _| !workers.contains(&target.0));
+                *left -= before - blocks.len();
+            }
+        }
+        let all: Vec<_> = state.shuffles.keys().copied().collect();
+        all.into_iter().for_each(|id| state.tidy(id));
+        self.news.notify_all();
     }
 
     /// A worker has dropped one of its halves.
