@@ -188,6 +188,15 @@ fn is_refused(stream: &mut TcpStream, id: u64, shuffle: u64) -> bool {
     head[16] == 1
 }
 
+/// A client of the first process, which has said what it is.
+fn client_of(cluster: &Cluster) -> TcpStream {
+    let mut client = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+    let mut hello = [0; 64];
+    client.read_exact(&mut hello).unwrap();
+    assert!(hello.starts_with(b"THALHERE"));
+    client
+}
+
 fn two_staged() -> (Vec<staged::Node>, Cluster) {
     let (seats, cluster) = seats(&[1, 1]);
     (common::join(seats, &cluster, staged::Config::default()), cluster)
@@ -197,7 +206,7 @@ fn two_staged() -> (Vec<staged::Node>, Cluster) {
 fn rows_are_asked_for_where_they_are() {
     within(|| {
         let (nodes, cluster) = two_staged();
-        let mut client = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+        let mut client = client_of(&cluster);
         client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         client.write_all(&request(1, 1, 1, 1 << 20)).unwrap();
         assert_eq!(client.read(&mut [0]).unwrap(), 0, "it is sent away");
@@ -210,13 +219,13 @@ fn shuffles_that_nobody_here_has_opened_are_bounded() {
     within(|| {
         for most in [0, 1] {
             let (nodes, cluster) = two_staged();
-            let mut client = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+            let mut client = client_of(&cluster);
             let many: Vec<u8> = (0..4096).flat_map(|n| request(n, n, 0, most)).collect();
             client.write_all(&many).unwrap();
             while nodes[0].served().requests < 4096 {
                 thread::yield_now();
             }
-            let mut other = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+            let mut other = client_of(&cluster);
             // Two threads look at requests.
             assert!((10_000..10_010).any(|n| is_refused(&mut other, n, n)));
             drop(client);
@@ -257,7 +266,7 @@ fn many_may_wait_for_a_worker_on_one_connection() {
         let (nodes, cluster) = two_staged();
         let (mut sender, own) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
         let (other, unread) = nodes[1].shuffle(1, &schema()).unwrap().remove(0);
-        let mut client = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+        let mut client = client_of(&cluster);
         let many: Vec<u8> = (0..6_000).flat_map(|n| request(n, 1, 0, 1 << 20)).collect();
         client.write_all(&many).unwrap();
         assert!(are_read(&nodes[0], 6_000));
@@ -277,7 +286,7 @@ fn who_asks_for_much_at_once_gets_it() {
         let (mut sender, own) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
         (0..2).for_each(|_| sender.send_to(WorkerId(1), batch(0..2_500)).unwrap());
         sender.finish().unwrap();
-        let mut client = TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+        let mut client = client_of(&cluster);
         let mut asking = client.try_clone().unwrap();
         let asking = thread::spawn(move || {
             // The first of two batches.
@@ -305,6 +314,10 @@ fn a_block_in_parts_of_nothing_is_no_block() {
         let listener = TcpListener::from(seats.pop().unwrap());
         let serving = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
+            let hello: Vec<u8> =
+                [42_u64, 7, 0, 0, 0, 0, 0].iter().flat_map(|number| number.to_le_bytes()).collect();
+            stream.write_all(b"THALHERE").unwrap();
+            stream.write_all(&hello).unwrap();
             let mut request = [0; 64];
             while stream.read_exact(&mut request).is_ok() {
                 let mut head = b"THALCHNK".to_vec();

@@ -328,6 +328,7 @@ fn a_number_is_used_once_and_strangers_are_sent_away() {
         let (seats, cluster) = seats(&[1]);
         let nodes: Vec<Node> = join(seats, &cluster, small());
         let mut stranger = std::net::TcpStream::connect(cluster.address(NodeId(0))).unwrap();
+        stranger.read_exact(&mut [0; 64]).unwrap(); // who is there
         stranger.write_all(&[b'x'; 64]).unwrap();
         assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)), "it is sent away");
         leave(nodes);
@@ -463,6 +464,30 @@ fn blocks_for_a_process_that_is_gone_are_dropped() {
         let began = Instant::now();
         leave(nodes);
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    });
+}
+
+/// It would wait for what the one before had begun, and never does.
+#[test]
+fn a_process_that_is_started_anew_is_not_the_one_before() {
+    within(|| {
+        let (seats, cluster) = seats(&[1, 1]);
+        let mut nodes: Vec<Node> = join(seats, &cluster, small());
+        let (senders, receivers): (Vec<_>, Vec<_>) = halves(&nodes, 1).into_iter().unzip();
+        senders.into_iter().for_each(|sender| sender.finish().unwrap());
+        assert_eq!(sum(receivers.into_iter().flatten().map(Result::unwrap)).0, 0);
+        drop(nodes.remove(1));
+        let seat = Seat::bind(cluster.address(NodeId(1))).unwrap();
+        let _anew = Node::join(seat, cluster, NodeId(1), small()).unwrap();
+        for id in 2..4 {
+            let (sender, receiver) = nodes[0].shuffle(id, &schema()).unwrap().remove(0);
+            sender.finish().unwrap();
+            let told = errors([receiver]);
+            assert!(told[0].contains("process 1 is gone"), "{told:?}");
+            // The first may still have gone to the one before.
+            assert!(id == 2 || told[0].contains("started anew"), "{told:?}");
+        }
+        leave(nodes);
     });
 }
 

@@ -12,7 +12,7 @@ use arrow_buffer::{Buffer, MutableBuffer};
 
 use super::Config;
 use super::server::Server;
-use super::wire::{HEAD, Head, Request};
+use super::wire::{HEAD, HELLO, Head, Request, process_of};
 use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId, deadline, socket};
 
 /// Between two tries to connect.
@@ -23,6 +23,9 @@ const BRIEFLY: Duration = Duration::from_secs(1);
 
 /// Blocks that nobody wants, of a process that is not there to be told.
 const UNSAID: usize = 4096;
+
+/// What is said of a process whose address has another.
+const ANEW: &str = "it has been started anew";
 
 /// An answer as a whole: messages of a stream.
 #[derive(Clone, Debug)]
@@ -104,6 +107,10 @@ struct Open {
     connecting: HashSet<Key>,
     /// Processes that there was a connection to: who refuses one now is gone.
     met: HashSet<NodeId>,
+    /// What each said it is.
+    processes: HashMap<NodeId, u64>,
+    /// Processes of which another has taken the address. It would wait for what the one before had begun.
+    replaced: HashSet<NodeId>,
     /// Until when a process that can't be reached is waited for, by all workers together.
     deadlines: HashMap<NodeId, Instant>,
     /// When a process was tried last without waiting.
@@ -264,6 +271,9 @@ impl Client {
                 if open.closed {
                     return Err(Error::Closed);
                 }
+                if open.replaced.contains(&key.0) {
+                    return Err(Error::Gone { node: key.0, why: ANEW.into() });
+                }
                 if let Some(connection) = open.connections.get(&key) {
                     return Ok(connection.clone());
                 }
@@ -366,6 +376,21 @@ impl Client {
         self.server.store.lost(self.cluster.workers_of(node));
     }
 
+    /// Whether a process is what it was, if it was there before.
+    fn is_same(&self, node: NodeId, hello: &[u8; HELLO]) -> std::result::Result<(), String> {
+        let Some(process) = process_of(hello, &self.cluster) else {
+            return Err("it speaks something else, or belongs to another cluster".into());
+        };
+        let mut open = self.lock();
+        if *open.processes.entry(node).or_insert(process) == process {
+            return Ok(());
+        }
+        open.replaced.insert(node);
+        drop(open);
+        self.lost(node);
+        Err(ANEW.into())
+    }
+
     /// A connection has ended, and perhaps its process.
     fn look_for(&self, node: NodeId) {
         let deadline = Instant::now() + BRIEFLY;
@@ -375,11 +400,14 @@ impl Client {
                 Err(_) => return,
                 Ok(mut stream) => {
                     // One that is just ending may still be connected to, and then closes.
-                    let timeout = stream.set_read_timeout(Some(5 * PAUSE));
-                    if timeout.is_err() || stream.read(&mut [0]).is_err_and(|error| is_timeout(&error)) {
-                        return;
+                    let mut hello = [0; HELLO];
+                    let heard =
+                        stream.set_read_timeout(Some(BRIEFLY)).and_then(|()| stream.read_exact(&mut hello));
+                    match heard {
+                        Ok(()) => return drop(self.is_same(node, &hello)),
+                        Err(error) if is_timeout(&error) => return,
+                        Err(_) => thread::sleep(PAUSE),
                     }
-                    thread::sleep(PAUSE);
                 }
             }
         }
@@ -413,6 +441,7 @@ impl Client {
     /// Reads until the end, which it returns; None if that is for idleness.
     fn read_chunks(&self, connection: &Connection) -> Option<String> {
         let mut answers: HashMap<u64, Assembly> = HashMap::new();
+        let mut heard = false;
         loop {
             let mut head = [0; HEAD];
             let mut have = 0;
@@ -429,6 +458,13 @@ impl Client {
                     }
                     Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) => return Some(error.to_string()),
+                }
+            }
+            // As long as a head.
+            if !std::mem::replace(&mut heard, true) {
+                match self.is_same(connection.node, &head) {
+                    Ok(()) => continue,
+                    Err(why) => return Some(why),
                 }
             }
             let Some(head) = Head::from_bytes(&head) else {

@@ -11,6 +11,7 @@
 //! client: a responder that finds a socket full leaves the connection to the receiver, which waits for room in all of them.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -26,8 +27,8 @@ use thallus_columnar::Message;
 use super::Config;
 use super::queue::Queue;
 use super::store::{Block, Name, Store, Then};
-use super::wire::{HEAD, Head, REQUEST, Request};
-use crate::{Cluster, Error, NodeId, Result, socket, stream, wire};
+use super::wire::{self, HEAD, HELLO, Head, REQUEST, Request};
+use crate::{Cluster, Error, NodeId, Result, socket, stream};
 
 /// The eventfd among the connections' numbers.
 const STOP: u64 = u64::MAX;
@@ -117,6 +118,7 @@ pub(super) struct Server {
     cluster: Cluster,
     me: NodeId,
     config: Config,
+    hello: [u8; HELLO],
     pub(super) store: Store<Asked>,
     epoll: Epoll,
     stop: EventFd,
@@ -134,10 +136,12 @@ impl Server {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         epoll.add(&stop, EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
+        let hello = wire::hello(&cluster, RandomState::new().build_hasher().finish());
         Ok(Self {
             cluster,
             me,
             config,
+            hello,
             store: Store::new(),
             epoll,
             stop,
@@ -249,7 +253,10 @@ impl Server {
             if all.len() >= self.config.connections || self.leaving.load(Ordering::SeqCst) {
                 continue; // closed at once
             }
-            if self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, number)).is_ok() {
+            // There is room in a new socket.
+            if (&stream).write(&self.hello).is_ok_and(|written| written == HELLO)
+                && self.epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, number)).is_ok()
+            {
                 self.counters.connections.fetch_add(1, Ordering::Relaxed);
                 all.insert(number, Arc::new(Connection { number, stream, sending: Mutex::default() }));
             }
@@ -527,7 +534,7 @@ impl Answer {
     }
 
     fn failed(request: &Request, error: &Error) -> Self {
-        let text = wire::text(&error.to_string());
+        let text = crate::wire::text(&error.to_string());
         let bytes = text.len() as u64;
         let (request_id, chunk) = (request.id, bytes.max(1));
         let head = Head {

@@ -12,6 +12,12 @@
 //!  48  most                  u64        40  next      u64   message behind this answer
 //!  56  0…                               48  messages  u64   of the block
 //!                                       56  chunk size u64
+//!
+//!  hello, once from who is asked
+//!   0  "THALHERE"
+//!   8  token of the cluster  u64
+//!  16  of this process       u64, at random
+//!  24  0…                    40 bytes
 //! ```
 
 use crate::wire::{u32_at, u64_at};
@@ -19,6 +25,22 @@ use crate::{Cluster, WorkerId, stream};
 
 pub(super) const REQUEST: usize = 64;
 pub(super) const HEAD: usize = 64;
+pub(super) const HELLO: usize = 64;
+
+/// What who is asked says first. `process` tells it from one that is started later at its address.
+pub(super) fn hello(cluster: &Cluster, process: u64) -> [u8; HELLO] {
+    let mut bytes = [0; HELLO];
+    bytes[..8].copy_from_slice(b"THALHERE");
+    bytes[8..16].copy_from_slice(&cluster.token().to_le_bytes());
+    bytes[16..24].copy_from_slice(&process.to_le_bytes());
+    bytes
+}
+
+/// Which process that is. None if it makes no sense in this cluster.
+pub(super) fn process_of(bytes: &[u8; HELLO], cluster: &Cluster) -> Option<u64> {
+    let process = u64_at(bytes, 16);
+    (*bytes == hello(cluster, process)).then_some(process)
+}
 
 /// Bytes of an answer, with something around the largest piece.
 const LARGEST: u64 = stream::LARGEST as u64 + (64 << 20);
@@ -134,6 +156,8 @@ mod tests {
         assert_eq!(Request::from_bytes(&request.to_bytes(&cluster), &cluster), Some(request));
         let other = Cluster::new(8, &[(([127, 0, 0, 1], 1).into(), 4)]).unwrap();
         assert_eq!(Request::from_bytes(&request.to_bytes(&cluster), &other), None);
+        assert_eq!(process_of(&hello(&cluster, 7), &cluster), Some(7));
+        assert_eq!(process_of(&hello(&cluster, 7), &other), None);
         let unknown = Request { source: WorkerId(4), ..request };
         assert_eq!(Request::from_bytes(&unknown.to_bytes(&cluster), &cluster), None);
     }
