@@ -20,6 +20,7 @@ mod cluster;
 mod deadline;
 mod error;
 mod gather;
+mod numbers;
 mod pool;
 mod seat;
 mod socket;

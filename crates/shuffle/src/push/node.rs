@@ -1,6 +1,6 @@
 //! A process of the cluster: its links, its shuffles, and the network thread that serves them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use super::inbox::Item;
 use super::incoming::{Incoming, Progress};
 use super::link::{Frame, Link};
 use super::wire::{Head, Kind};
+use crate::numbers::Numbers;
 use crate::{Cluster, Error, NodeId, Pool, Result, WorkerId, deadline};
 
 /// The eventfd among the processes' numbers.
@@ -24,7 +25,7 @@ pub(super) const STOP: u64 = u64::MAX;
 struct Shuffles {
     live: HashMap<u64, Arc<Exchange>>,
     /// Those that are over: what still comes for them is dropped.
-    over: HashSet<u64>,
+    over: Numbers,
     closed: bool,
 }
 
@@ -71,7 +72,7 @@ impl Shared {
             if shuffles.closed {
                 return Err(Error::Closed);
             }
-            if shuffles.over.contains(&id) {
+            if shuffles.over.contains(id) {
                 return Err(Error::Taken(format!("shuffle {id}")));
             }
             shuffles.get(id, self)
@@ -250,7 +251,7 @@ impl Shared {
         }
         let exchange = {
             let mut shuffles = self.lock();
-            if shuffles.over.contains(&head.shuffle) {
+            if shuffles.over.contains(head.shuffle) {
                 drop(shuffles);
                 if head.kind == Kind::Rows {
                     self.link(node).free(head.shuffle, memory.len() as u64);
@@ -339,5 +340,21 @@ mod tests {
         // The first head, what it means, and the body with the second head.
         shared.receive_some(&mut incoming, 3).unwrap();
         assert!(!exchange.needs(&cluster, NodeId(1)), "the end has been understood");
+    }
+
+    #[test]
+    fn shuffles_that_are_over_take_no_memory() {
+        let cluster = Cluster::new(1, &[(([127, 0, 0, 1], 1).into(), 1)]).unwrap();
+        let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
+        let stop = EventFd::new().unwrap();
+        let shared = Shared::new(cluster, NodeId(0), Config::default(), vec![None], epoll, stop);
+        for id in 0..10_000 {
+            let exchange = shared.open(id).unwrap();
+            exchange.source_ended(WorkerId(0)).unwrap();
+            shared.receiver_gone(&exchange);
+            shared.sender_gone(&exchange, WorkerId(0), None);
+        }
+        let shuffles = shared.lock();
+        assert_eq!((shuffles.live.len(), shuffles.over.ranges()), (0, 1));
     }
 }

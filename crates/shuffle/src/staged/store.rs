@@ -1,6 +1,6 @@
 //! What the workers of this process have for others: blocks, until they have been fetched.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
@@ -8,10 +8,14 @@ use std::time::Instant;
 use arrow_array::RecordBatch;
 use thallus_columnar::Message;
 
+use crate::numbers::Numbers;
 use crate::{Error, Result, WorkerId};
 
 /// Shuffles that others ask for and nobody here has opened.
 const UNOPENED: usize = 4096;
+
+/// Of which it is remembered why they have failed.
+const FAILURES: usize = 4096;
 
 /// The rows of one worker for another, in the memory of the batches.
 #[derive(Debug, Default)]
@@ -52,7 +56,9 @@ struct Shuffle<R> {
 struct State<R> {
     shuffles: HashMap<u64, Shuffle<R>>,
     /// Those that are over, so that nobody waits for them.
-    over: HashSet<u64>,
+    over: Numbers,
+    /// Those that are over, but not as they should, from the oldest on.
+    failures: VecDeque<u64>,
     /// Workers of processes that are gone, who fetch nothing any more.
     lost: HashSet<WorkerId>,
     closed: bool,
@@ -67,8 +73,13 @@ pub(super) struct Store<R> {
 
 impl<R> Store<R> {
     pub(super) fn new() -> Self {
-        let state =
-            State { shuffles: HashMap::new(), over: HashSet::new(), lost: HashSet::new(), closed: false };
+        let state = State {
+            shuffles: HashMap::new(),
+            over: Numbers::default(),
+            failures: VecDeque::new(),
+            lost: HashSet::new(),
+            closed: false,
+        };
         Self { state: Mutex::new(state), news: Condvar::new() }
     }
 
@@ -78,7 +89,7 @@ impl<R> Store<R> {
         if state.closed {
             return Err(Error::Closed);
         }
-        if state.over.contains(&id) {
+        if state.over.contains(id) {
             return Err(Error::Taken(format!("shuffle {id}")));
         }
         let shuffle = state.shuffle(id);
@@ -139,7 +150,7 @@ impl<R> Store<R> {
     /// A block for a request from elsewhere. None: it will be answered when the worker has finished.
     pub(super) fn ask(&self, (id, source, target): Name, request: R) -> Option<Then<R>> {
         let mut state = self.lock();
-        if state.closed || state.over.contains(&id) {
+        if state.closed || state.over.contains(id) {
             return Some((request, Err(Error::Closed)));
         }
         let Some(shuffle) = state.of_others(id) else {
@@ -194,7 +205,7 @@ impl<R> Store<R> {
     /// A block has been fetched, or nobody wants it.
     pub(super) fn fetched(&self, (id, source, target): Name) {
         let mut state = self.lock();
-        if state.closed || state.over.contains(&id) {
+        if state.closed || state.over.contains(id) {
             return;
         }
         let Some(shuffle) = state.of_others(id) else { return };
@@ -284,8 +295,16 @@ impl<R> State<R> {
         if !shuffle.opened || shuffle.halves > 0 || shuffle.left > 0 {
             return;
         }
+        if shuffle.remembered {
+            return;
+        }
         shuffle.remembered = shuffle.failed.is_some() || shuffle.outcome.values().any(Result::is_err);
-        if !shuffle.remembered {
+        let mut forgotten = Some(id);
+        if shuffle.remembered {
+            self.failures.push_back(id);
+            forgotten = if self.failures.len() > FAILURES { self.failures.pop_front() } else { None };
+        }
+        if let Some(id) = forgotten {
             self.shuffles.remove(&id);
             self.over.insert(id);
         }
@@ -305,5 +324,33 @@ impl<R> Shuffle<R> {
             },
             Err(error) => Err(error.clone()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shuffles_that_are_over_take_no_memory() {
+        let store: Store<()> = Store::new();
+        let worker = WorkerId(0);
+        for id in 0..10_000 {
+            store.open(id, 1, 1).unwrap();
+            let outcome = match id % 2 {
+                0 => Ok([(worker, Block::default())].into()),
+                _ => Err(Error::GaveUp { worker, why: "the disk is full".into() }),
+            };
+            assert!(store.finish(id, worker, 1, outcome).is_empty());
+            store.fetched((id, worker, worker));
+            (0..2).for_each(|_| store.half_gone(id));
+        }
+        assert_eq!(store.lock().shuffles.len(), FAILURES);
+        // The last ones are still known.
+        let why = |id| store.ask((id, worker, worker), ()).unwrap().1.unwrap_err().to_string();
+        assert_eq!(why(9_999), "worker 0 gave up: the disk is full");
+        assert_eq!(why(1), Error::Closed.to_string());
+        assert!(matches!(store.open(1, 1, 1), Err(Error::Taken(_))));
+        assert!(store.lock().over.ranges() <= FAILURES + 1);
     }
 }
