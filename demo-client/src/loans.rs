@@ -28,7 +28,7 @@ pub(crate) enum Loans {
 pub(crate) enum Believe {
     /// What they send is validated.
     None,
-    /// Processes of the same user on the same host.
+    /// Processes of the same user on the same host, for what they lend.
     OwnUser,
 }
 
@@ -45,7 +45,8 @@ fn is_trusted(stream: &TcpStream) -> bool {
     Thallus::find().and_then(|thallus| thallus.status(stream).ok()).is_some_and(|status| status.trusted)
 }
 
-/// Has what comes next validated, unless the server could do anything to this process anyway.
+/// Has the loan that comes next validated, unless the server could do anything to this process anyway. The process at the other
+/// end must have made the loan itself: only bytes in the stream may be another's that it passes on.
 pub(crate) fn choose_trust(decoder: &mut Decoder, stream: &TcpStream, believe: Believe) {
     if believe == Believe::OwnUser && is_trusted(stream) {
         // SAFETY: a process of the same user. It could trace this one, so nothing is gained by not believing it.

@@ -66,7 +66,7 @@ struct Arguments {
     #[arg(long, value_enum, default_value_t = Compression::None)]
     compression: Compression,
 
-    /// Check what comes also if the server runs as the same user on the same host
+    /// Check also what the server lends if it runs as the same user on the same host
     #[arg(long)]
     validate: bool,
 

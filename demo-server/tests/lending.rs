@@ -6,11 +6,18 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
 
+use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use serde_json::Value;
-use support::{Outcome, Server, Steps, dataset, program, server_program};
+use support::{Outcome, Pose, Server, Steps, client_program, dataset, program, server_program};
+use thallus_api::{Fabric, Thallus};
 use thallus_columnar::scan::Frame;
+use thallus_columnar::{EncodeOptions, Encoder};
 
 const SQL: &str = "FROM numbers";
 
@@ -193,4 +200,60 @@ fn a_server_without_memory_to_lend_sends() {
         assert_eq!(summary["borrowed"].as_u64().unwrap() > 0, limit != "0", "{summary}");
         server.stop();
     }
+}
+
+/// Set where this test is the server, which has the library.
+const SERVER: &str = "TEST_SERVER";
+
+/// What precedes its address.
+const LISTENS: &str = "listens at ";
+
+/// The process at the other end may be a relay of the same user, such as ssh, for a server that is not.
+#[test]
+fn what_comes_in_the_stream_is_validated_whoever_runs_the_server() {
+    if std::env::var(SERVER).is_ok() {
+        return send_a_string_that_is_none();
+    }
+    let library = std::env::var("THALLUS_LIBRARY").expect("THALLUS_LIBRARY: the path of libthallus_shim.so");
+    let mut server = program(std::env::current_exe().unwrap());
+    let name = "what_comes_in_the_stream_is_validated_whoever_runs_the_server";
+    server.args(["--exact", "--nocapture", name]).env(SERVER, "1").env("LD_PRELOAD", &library);
+    let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let address = lines.find_map(|line| Some(line.split_once(LISTENS)?.1.to_owned())).unwrap();
+    let mut client = client_program();
+    client.args(["--connect", &address, "--sql", "SELECT 1", "--summary"]).env("LD_PRELOAD", &library);
+    let outcome = Outcome::of(&mut client);
+    let _ = lines.count();
+    assert!(server.wait().unwrap().success());
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.errors.contains("a string is not UTF-8"), "{outcome:?}");
+}
+
+fn send_a_string_that_is_none() {
+    let text: ArrayRef = Arc::new(StringArray::from(vec!["xxxxxxxxxxxx"]));
+    let batch = RecordBatch::try_from_iter([("c", text)]).unwrap();
+    let mut encoder = Encoder::new(&batch.schema(), EncodeOptions::default()).unwrap();
+    let message = encoder.batch(&batch).unwrap().remove(0);
+    let good: Vec<u8> = message.slices().flatten().copied().collect();
+    let mut bad = good.clone();
+    let at = bad.windows(12).position(|bytes| bytes == b"xxxxxxxxxxxx").unwrap();
+    bad[at] = 0xff;
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    println!("{LISTENS}{}", listener.local_addr().unwrap());
+    let pose = Pose::accept(&listener, b"", encoder.schema().header());
+    let thallus = Thallus::find().expect("the library is here");
+    for number in 0..1000 {
+        let Frame::Iterate { .. } = pose.read() else { panic!("no credit") };
+        let status = thallus.status(&pose.stream).unwrap();
+        let is_trusted = status.fabric == Fabric::SharedMemory && number > 100;
+        let tail = if is_trusted { &bad } else { &good };
+        pose.send(&Frame::Batch { cursor: pose.cursor, number }, tail);
+        if is_trusted {
+            assert!(status.trusted);
+            return pose.send(&Frame::Done { cursor: pose.cursor, batches: number + 1 }, &[]);
+        }
+    }
+    panic!("the connection stays on TCP");
 }

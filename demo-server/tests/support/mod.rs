@@ -2,8 +2,8 @@
 
 #![allow(dead_code, reason = "no test uses all of it")]
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -265,8 +265,14 @@ impl Steps {
     }
 
     pub(crate) fn to(address: &str) -> Self {
-        let stream = TcpStream::connect(address).unwrap();
+        Self::with_preface(address, b"")
+    }
+
+    /// One that says first which other form it wants.
+    pub(crate) fn with_preface(address: &str, preface: &[u8]) -> Self {
+        let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(preface).unwrap();
         let mut steps = Self { stream, books: Client::default() };
         steps.send(&Frame::hello());
         steps.read().0.check_hello().unwrap();
@@ -355,20 +361,78 @@ impl Steps {
     }
 
     pub(crate) fn read(&mut self) -> (Frame, Vec<u8>) {
-        let mut header = [0; HEADER];
-        self.stream.read_exact(&mut header).unwrap();
-        let header = Header::parse(&header, &FrameLimits::default()).unwrap();
-        let mut head = vec![0; header.head];
-        self.stream.read_exact(&mut head).unwrap();
-        let frame = Frame::parse(&header, &head).unwrap();
-        let mut tail = vec![0; header.tail as usize];
-        self.stream.read_exact(&mut tail).unwrap();
-        (frame, tail)
+        read(&self.stream)
+    }
+
+    /// The next frame, of whose tail a megabyte is read in each `pause`.
+    pub(crate) fn next_slowly(&mut self, pause: Duration) -> Frame {
+        let (frame, tail) = read_head(&self.stream);
+        self.books.received(&frame).unwrap();
+        let mut left = tail;
+        while left > 0 {
+            let mut part = vec![0; left.min(1 << 20)];
+            self.stream.read_exact(&mut part).unwrap();
+            left -= part.len();
+            std::thread::sleep(pause);
+        }
+        frame
     }
 
     /// The server has closed the connection.
     pub(crate) fn assert_closed(&mut self) {
         let read = self.stream.read(&mut [0]);
         assert!(matches!(read, Ok(0)) || read.is_err_and(|error| error.raw_os_error() == Some(104)));
+    }
+}
+
+/// A frame's head, and how many bytes its tail has.
+fn read_head(mut stream: &TcpStream) -> (Frame, usize) {
+    let mut header = [0; HEADER];
+    stream.read_exact(&mut header).unwrap();
+    let header = Header::parse(&header, &FrameLimits::default()).unwrap();
+    let mut head = vec![0; header.head];
+    stream.read_exact(&mut head).unwrap();
+    (Frame::parse(&header, &head).unwrap(), header.tail as usize)
+}
+
+fn read(mut stream: &TcpStream) -> (Frame, Vec<u8>) {
+    let (frame, tail) = read_head(stream);
+    let mut tail = vec![0; tail];
+    stream.read_exact(&mut tail).unwrap();
+    (frame, tail)
+}
+
+/// The server's end of a connection, for a test that is the server.
+pub(crate) struct Pose {
+    pub(crate) stream: TcpStream,
+    pub(crate) cursor: CursorId,
+}
+
+impl Pose {
+    /// Waits for a client and its query, and answers with a cursor. The client says `preface` first.
+    pub(crate) fn accept(listener: &TcpListener, preface: &[u8], schema: &[u8]) -> Self {
+        let stream = listener.accept().unwrap().0;
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut said = vec![0; preface.len()];
+        (&stream).read_exact(&mut said).unwrap();
+        assert_eq!(said, preface);
+        let pose = Self { stream, cursor: CursorId([7; 16]) };
+        pose.read().check_hello().unwrap();
+        pose.send(&Frame::hello(), &[]);
+        loop {
+            if let Frame::Init { request, .. } = pose.read() {
+                pose.send(&Frame::Opened { request, cursor: pose.cursor }, schema);
+                return pose;
+            }
+        }
+    }
+
+    pub(crate) fn read(&self) -> Frame {
+        read(&self.stream).0
+    }
+
+    pub(crate) fn send(&self, frame: &Frame, tail: &[u8]) {
+        let head = frame.encode(tail.len() as u64).unwrap();
+        write_all_vectored(&mut &self.stream, [&head[..], tail].into_iter()).unwrap();
     }
 }
