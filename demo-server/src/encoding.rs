@@ -1,8 +1,9 @@
 //! Batches as the tail of a frame.
 
-use arrow_array::RecordBatch;
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt64Array};
 use arrow_ipc::writer::StreamWriter;
-use arrow_schema::{ArrowError, Schema};
+use arrow_schema::{ArrowError, DataType, Schema};
+use arrow_select::take::take;
 use thallus_columnar::{EncodeOptions, Encoder, Error, Message};
 
 /// How a connection's batches are encoded.
@@ -51,7 +52,9 @@ impl Tails {
     pub(crate) fn push(&mut self, batch: &RecordBatch) -> Result<(), Error> {
         match self {
             Self::Scatter(encoder, messages) => messages.extend(encoder.batch(batch)?),
-            Self::Contiguous(writer) => writer.write(batch).map_err(arrow)?,
+            Self::Contiguous(writer) => {
+                unsliced(batch).and_then(|batch| writer.write(&batch)).map_err(arrow)?;
+            }
         }
         Ok(())
     }
@@ -99,6 +102,42 @@ impl Tail {
             Self::Static(bytes) => (&[], bytes),
         };
         messages.iter().flat_map(Message::slices).chain(std::iter::once(bytes))
+    }
+}
+
+/// The batch as arrow-ipc writes it rightly. Of lists that are a slice it writes only the values that are theirs, but where these
+/// are unions, or have some within, the first ones of all; so such columns are copied.
+pub(crate) fn unsliced(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+    let schema = batch.schema();
+    if !schema.fields().iter().any(|field| has_union(field.data_type(), false)) {
+        return Ok(batch.clone());
+    }
+    let rows: UInt64Array = (0..batch.num_rows() as u64).collect();
+    let copied = |column: &ArrayRef| match has_union(column.data_type(), false) {
+        true => take(column, &rows, None),
+        false => Ok(column.clone()),
+    };
+    let columns = batch.columns().iter().map(copied).collect::<Result<_, _>>()?;
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    RecordBatch::try_new_with_options(schema, columns, &options)
+}
+
+/// Whether there is a union in a list, or, `in_list`, any.
+fn has_union(data_type: &DataType, in_list: bool) -> bool {
+    match data_type {
+        DataType::Union(fields, _) => {
+            in_list || fields.iter().any(|(_, field)| has_union(field.data_type(), false))
+        }
+        DataType::Struct(fields) => fields.iter().any(|field| has_union(field.data_type(), in_list)),
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::ListView(field)
+        | DataType::LargeListView(field)
+        | DataType::FixedSizeList(field, _)
+        | DataType::Map(field, _) => has_union(field.data_type(), true),
+        DataType::Dictionary(_, values) => has_union(values, in_list),
+        DataType::RunEndEncoded(_, values) => has_union(values.data_type(), in_list),
+        _ => false,
     }
 }
 

@@ -9,6 +9,7 @@ use arrow_select::concat::concat_batches;
 use duckdb::{Connection, Statement};
 use thallus_columnar::scan::{Code, Failure};
 
+use crate::encoding::unsliced;
 use crate::server::Server;
 use crate::sql;
 use crate::store::{Held, Keeping};
@@ -114,13 +115,15 @@ impl<'a> Rows<'a> {
         Ok(batches)
     }
 
-    /// Those in one batch, by copying if there are several.
+    /// Those in one batch, by copying if there are several, as arrow-ipc can write it.
     pub(crate) fn joined(&mut self) -> Result<Option<RecordBatch>, Failure> {
-        let mut batches = self.some()?;
-        if batches.len() < 2 {
-            return Ok(batches.pop());
-        }
-        concat_batches(&self.schema, &batches).map(Some).map_err(|error| own(&error.to_string()))
+        let batches = self.some()?;
+        let joined = match &batches[..] {
+            [] => return Ok(None),
+            [batch] => unsliced(batch),
+            batches => concat_batches(&self.schema, batches),
+        };
+        joined.map(Some).map_err(|error| own(&error.to_string()))
     }
 }
 

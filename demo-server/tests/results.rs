@@ -4,9 +4,10 @@
 
 mod support;
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -86,6 +87,36 @@ fn all_transports_have_one_checksum_which_depends_on_the_rows() {
     let numbers = checksum(third, "scatter", 1_000_000);
     for transport in TRANSPORTS {
         assert_eq!(numbers, checksum(third, transport, 1_000_000), "{transport}");
+    }
+}
+
+/// A chunk of long strings is sent in parts, which are slices of what DuckDB made.
+#[test]
+fn unions_in_lists_are_the_same_in_parts_over_all_transports() {
+    let folder = dataset();
+    let union = "union_value(number := i)::UNION(number BIGINT, text VARCHAR)";
+    let other = "union_value(text := 'u' || i)::UNION(number BIGINT, text VARCHAR)";
+    let either = format!("CASE WHEN i % 3 = 0 THEN {union} ELSE {other} END");
+    for column in [
+        format!("[{union}]"),
+        format!("CASE WHEN i % 5 = 0 THEN NULL ELSE [{either}, NULL, {other}] END"),
+        format!("[{{'a': i, 'u': {either}}}]"),
+        format!("[[{either}], [], [{union}, {other}]]"),
+        format!("MAP {{'k' || i: {either}}}"),
+        format!("[[{either}, {union}]::UNION(number BIGINT, text VARCHAR)[2]]"),
+    ] {
+        let sql = format!("SELECT {column} AS u, repeat('x', 4000) AS s FROM range(2048) t(i)");
+        let mut sums = Vec::new();
+        for how in [&[][..], &["--keep", "64"], &["--transport-alone"]] {
+            let server = Server::start(&folder, how);
+            for transport in TRANSPORTS {
+                let options = ["--sql", &sql, "--transport", transport, "--summary", "--checksum"];
+                let summary = server.run(&[&options[..], &["--repeat", "2"]].concat()).summary();
+                assert_eq!(summary["rows"], 2048);
+                sums.push((summary["checksum"].clone(), options[3], how));
+            }
+        }
+        assert!(sums.iter().all(|(sum, ..)| *sum == sums[0].0), "{sql}: {sums:?}");
     }
 }
 

@@ -133,7 +133,7 @@ impl FlightService for Flight {
             .map_err(|error| Status::internal(error.to_string()))?;
         let messages = FlightDataEncoderBuilder::new()
             .with_schema(schema)
-            // Batches are small already, and arrow-ipc writes slices of sparse unions wrongly.
+            // Batches are small already, and arrow-ipc writes slices of lists of unions wrongly.
             .with_max_flight_data_size(usize::MAX)
             .with_options(options)
             .with_dictionary_handling(DictionaryHandling::Resend)
