@@ -202,8 +202,8 @@ impl Decoder {
     }
 
     fn join_dictionaries(&mut self) -> Result<(), Error> {
-        self.copied_bytes +=
-            self.dictionaries.join().map_err(|(id, fault)| Error::Dictionary { id, fault })?;
+        let joined = self.dictionaries.join(&self.options.limits);
+        self.copied_bytes += joined.map_err(|(id, fault)| Error::Dictionary { id, fault })?;
         Ok(())
     }
 

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use arrow_array::{Array, ArrayRef, make_array};
+use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use arrow_schema::DataType;
 use arrow_select::concat::concat;
 
-use crate::Fault;
+use crate::{Fault, Limits};
 
 /// Values of one dictionary, as they came.
 #[derive(Debug, Default)]
@@ -62,15 +63,25 @@ impl Dictionaries {
 
     /// Joins deltas, so that [`Dictionaries::values`] has all of each dictionary. Arrow's dictionary arrays have one array
     /// of values, so this copies them; a caller waits with it for the batch that uses them. Returns the bytes copied.
-    pub(crate) fn join(&mut self) -> Result<usize, (i64, Fault)> {
+    ///
+    /// Neither may a dictionary have more than `limits.rows` values then, also below, nor all of them take more memory than they may:
+    /// values of no bytes, too, have a bit each for whether they are null.
+    pub(crate) fn join(&mut self, limits: &Limits) -> Result<usize, (i64, Fault)> {
         let mut copied = 0;
         if !std::mem::take(&mut self.unjoined) {
             return Ok(copied);
         }
         for (id, dictionary) in self.by_id.iter_mut().filter(|(_, dictionary)| dictionary.parts.len() > 1) {
-            let joined = joined(&dictionary.parts).map_err(|fault| (*id, fault))?;
+            let joined = joined(&dictionary.parts, limits.rows).map_err(|fault| (*id, fault))?;
             copied += joined.get_buffer_memory_size();
+            self.bytes -= dictionary.bytes;
+            dictionary.bytes = size_of_tree(&joined) + size_of_buffers(&joined);
+            self.bytes += dictionary.bytes;
             dictionary.parts = vec![joined];
+            if self.bytes > limits.dictionaries {
+                let (actual, limit) = (self.bytes as u64, limits.dictionaries as u64);
+                return Err((*id, Fault::TooLarge { actual, limit }));
+            }
         }
         Ok(copied)
     }
@@ -91,6 +102,13 @@ fn size_of_tree(array: &ArrayData) -> usize {
         + array.child_data().iter().map(size_of_tree).sum::<usize>()
 }
 
+/// Bytes that it keeps. Views may be slices of one body, which counts once.
+fn size_of_buffers(array: &ArrayData) -> usize {
+    array.buffers().iter().map(Buffer::len).sum::<usize>()
+        + array.nulls().map_or(0, |nulls| nulls.buffer().len())
+        + array.child_data().iter().map(size_of_buffers).sum::<usize>()
+}
+
 /// Whether dictionaries of such values are sent and read in parts. Others are sent anew: joining what holds dictionaries
 /// itself, or what may repeat values without taking memory for it, can grow without bound.
 pub(crate) fn can_grow(values: &DataType) -> bool {
@@ -109,14 +127,18 @@ pub(crate) fn can_grow(values: &DataType) -> bool {
     }
 }
 
-fn joined(parts: &[ArrayData]) -> Result<ArrayData, Fault> {
-    check_offsets(&parts.iter().collect::<Vec<_>>())?;
+fn joined(parts: &[ArrayData], rows: usize) -> Result<ArrayData, Fault> {
+    check_lengths(&parts.iter().collect::<Vec<_>>(), rows)?;
     let arrays: Vec<ArrayRef> = parts.iter().cloned().map(make_array).collect();
     Ok(concat(&arrays.iter().map(|array| array.as_ref()).collect::<Vec<_>>())?.to_data())
 }
 
-/// What 32-bit offsets point to can be joined without passing their largest.
-fn check_offsets(parts: &[&ArrayData]) -> Result<(), Fault> {
+/// The parts, and what they are made of, have together at most `rows` values, and what 32-bit offsets point to can be joined without
+/// passing their largest.
+fn check_lengths(parts: &[&ArrayData], rows: usize) -> Result<(), Fault> {
+    if parts.iter().map(|part| part.len()).sum::<usize>() > rows {
+        return Err(Fault::Length);
+    }
     let pointed_to = |part: &&ArrayData| match part.data_type() {
         DataType::Utf8 | DataType::Binary => part.buffers()[1].len(),
         DataType::List(_) | DataType::Map(_, _) => part.child_data()[0].len(),
@@ -127,6 +149,6 @@ fn check_offsets(parts: &[&ArrayData]) -> Result<(), Fault> {
         return Err(Fault::TooLarge { actual: total as u64, limit: i32::MAX as u64 });
     }
     (0..parts[0].child_data().len()).try_for_each(|child| {
-        check_offsets(&parts.iter().map(|part| &part.child_data()[child]).collect::<Vec<_>>())
+        check_lengths(&parts.iter().map(|part| &part.child_data()[child]).collect::<Vec<_>>(), rows)
     })
 }

@@ -35,7 +35,7 @@ pub struct Limits {
     pub body: usize,
     /// Levels of nested fields.
     pub depth: usize,
-    /// Length of any array, also of those that take no memory.
+    /// Length of any array, also of those that take no memory, and of a dictionary with all its deltas.
     pub rows: usize,
     /// Bytes held by all dictionaries of the stream.
     pub dictionaries: usize,

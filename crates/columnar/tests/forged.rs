@@ -6,10 +6,14 @@ mod arrays;
 
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use arrow_array::{ArrayRef, RecordBatch, StringArray, make_array};
+use arrow_buffer::{Buffer, NullBuffer};
+use arrow_data::ArrayData;
 use arrow_ipc as ipc;
 use arrow_schema::{DataType, Field, Schema, UnionFields, UnionMode};
-use thallus_columnar::{DecodeOptions, Decoder, EncodeOptions, Encoder, Error, Fault, Limits, PREFIX};
+use thallus_columnar::{
+    DecodeOptions, Decoder, EncodeOptions, Encoder, Error, Fault, Limits, Message, PREFIX,
+};
 
 use arrays::{aligned, feed, stream};
 
@@ -210,10 +214,17 @@ fn a_view_does_not_cut_a_character() {
 
 /// A delta of no values for dictionary `id`.
 fn empty_delta(id: i64) -> Vec<u8> {
+    delta_without_body(id, &[0], 3)
+}
+
+/// A delta without a body for dictionary `id`: of arrays of these lengths, and so many buffers, all empty.
+fn delta_without_body(id: i64, lengths: &[i64], buffers: usize) -> Vec<u8> {
     let mut builder = flatbuffers::FlatBufferBuilder::new();
-    let nodes = builder.create_vector(&[ipc::FieldNode::new(0, 0)]);
-    let buffers = builder.create_vector(&[ipc::Buffer::new(0, 0); 3]);
+    let nodes: Vec<_> = lengths.iter().map(|len| ipc::FieldNode::new(*len, 0)).collect();
+    let nodes = builder.create_vector(&nodes);
+    let buffers = builder.create_vector(&vec![ipc::Buffer::new(0, 0); buffers]);
     let mut batch = ipc::RecordBatchBuilder::new(&mut builder);
+    batch.add_length(lengths[0]);
     batch.add_nodes(nodes);
     batch.add_buffers(buffers);
     let batch = batch.finish();
@@ -246,6 +257,39 @@ fn deltas_of_nothing_do_not_pile_up() {
     assert_eq!(decode(100).unwrap().len(), 1);
     let error = decode(1000).unwrap_err();
     assert!(matches!(error, Error::Dictionary { fault: Fault::TooLarge { .. }, .. }), "{error}");
+}
+
+/// Values of no bytes, as many as an array may have, many times over. Joined, they would take a bit each, since one is null.
+#[test]
+fn deltas_without_bytes_have_no_more_values_than_an_array_may() {
+    let null = || Some(NullBuffer::new_null(1));
+    let nothing =
+        |len| ArrayData::builder(DataType::FixedSizeBinary(0)).len(len).add_buffer(Buffer::default());
+    let item = Arc::new(Field::new_list_field(DataType::FixedSizeBinary(0), true));
+    let list = DataType::FixedSizeList(item, 1 << 30);
+    let lists =
+        ArrayData::builder(list).len(1).nulls(null()).add_child_data(nothing(1 << 30).build().unwrap());
+    for (values, delta) in [
+        (nothing(1).nulls(null()), delta_without_body(0, &[i32::MAX.into()], 2)),
+        (lists, delta_without_body(0, &[1, 1 << 30], 3)),
+    ] {
+        let values = make_array(values.build().unwrap());
+        let array = arrays::dictionary(&mut arrays::Random(1), &DataType::Int8, values, 3, None);
+        let batch = RecordBatch::try_from_iter([("c", array)]).unwrap();
+        let mut encoder = Encoder::new(&batch.schema(), EncodeOptions::default()).unwrap();
+        let bytes = |message: &Message| message.slices().flatten().copied().collect::<Vec<u8>>();
+        let schema = bytes(&encoder.schema());
+        let [dictionary, batch] = &encoder.batch(&batch).unwrap()[..] else { panic!("two messages") };
+        let decode = |deltas: usize| {
+            let deltas = delta.repeat(deltas);
+            let end = [&[255; 4][..], &[0; 4]].concat();
+            let stream = [schema.clone(), bytes(dictionary), deltas, bytes(batch), end].concat();
+            feed(&mut Decoder::default(), &stream, aligned)
+        };
+        assert_eq!(decode(0).unwrap().len(), 1);
+        let error = decode(1000).unwrap_err();
+        assert!(matches!(error, Error::Dictionary { id: 0, fault: Fault::Length }), "{error}");
+    }
 }
 
 /// A hundred thousand views that each name the same million bytes, which are no string as a whole.
