@@ -170,6 +170,7 @@ fn stream(
             query.lost(&error);
             return Ok(());
         }
+        state.books.sent(id, session.server.now());
     }
 
     let mut frames = Frames::new(session, rows.held(), encoding);
@@ -196,6 +197,8 @@ fn stream(
             query.lost(&error);
             return Ok(());
         }
+        state.books.sent(id, session.server.now());
+        drop(state);
         query.update(|progress| {
             progress.batches += 1;
             progress.rows += packed.rows;

@@ -4,14 +4,17 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use arrow_schema::{DataType, Field, Schema};
 use rustix::process::Signal;
-use support::{Server, Steps, TRANSPORTS, dataset, signal};
+use support::{Pose, Server, Steps, TRANSPORTS, dataset, signal};
 use thallus_columnar::scan::{Code, Frame};
+use thallus_columnar::{EncodeOptions, Encoder};
 
 /// More than anybody will read.
 const ENDLESS: &str = "SELECT range AS i FROM range(1000000000000)";
@@ -145,6 +148,51 @@ fn a_cursor_that_nobody_asks_for_expires() {
     assert!(matches!(client.next(), Frame::Failed { failure, .. } if failure.code == Code::Expired));
     server.logged(&["expired", "sent 0 batches", "0 queries are running"]);
     client.finalize(cursor);
+}
+
+#[test]
+fn a_client_that_reads_slowly_keeps_its_cursor() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--idle", "2"]);
+    let mut client = Steps::connect(&server);
+    // A row fills a frame, more than the connection holds.
+    let cursor = client.open("SELECT repeat('x', 40000000) AS s FROM range(2)").unwrap();
+    for expected in 0..2 {
+        client.iterate(cursor, 1);
+        let frame = client.next_slowly(Duration::from_millis(100));
+        assert!(matches!(frame, Frame::Batch { number, .. } if number == expected), "{frame:?}");
+    }
+    assert!(matches!(client.next(), Frame::Done { batches: 2, .. }));
+}
+
+#[test]
+fn a_client_of_flight_that_reads_slowly_keeps_its_query() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--idle", "2"]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let flight = server.flight.clone();
+    // A megabyte in each 250 ms at most.
+    let between = std::thread::spawn(move || {
+        let (near, far) = (listener.accept().unwrap().0, TcpStream::connect(flight).unwrap());
+        let (mut there, mut back) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut &near, &mut there));
+        let mut part = vec![0; 16 << 10];
+        loop {
+            match (&far).read(&mut part) {
+                Ok(bytes) if bytes > 0 => back.write_all(&part[..bytes]).unwrap(),
+                _ => return,
+            }
+            std::thread::sleep(Duration::from_millis(4));
+        }
+    });
+    let sql = "SELECT repeat('x', 12000000) AS s FROM range(4)";
+    let mut command = support::client_program();
+    command.args(["--connect", &address, "--sql", sql, "--transport", "flight", "--summary"]);
+    let summary = support::Outcome::of(&mut command).summary();
+    assert_eq!((&summary["rows"], &summary["batches"]), (&4.into(), &4.into()), "{summary}");
+    drop(server);
+    between.join().unwrap();
 }
 
 #[test]

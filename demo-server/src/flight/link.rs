@@ -3,7 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ use crate::server::Place;
 pub(crate) struct Client {
     pub(crate) place: Place,
     cursors: AtomicUsize,
+    /// When the connection last took bytes, in milliseconds of the server's time.
+    took: AtomicU64,
 }
 
 /// One of a client's cursors.
@@ -27,7 +29,19 @@ pub(crate) struct Cursor(pub(crate) Arc<Client>);
 
 impl Client {
     pub(crate) fn new(place: Place) -> Self {
-        Self { place, cursors: AtomicUsize::new(0) }
+        Self { place, cursors: AtomicUsize::new(0), took: AtomicU64::new(0) }
+    }
+
+    /// When it last took bytes, in the server's time.
+    pub(crate) fn took(&self) -> Duration {
+        Duration::from_millis(self.took.load(Ordering::Relaxed))
+    }
+
+    fn takes(&self, written: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(_)) = written {
+            let now = self.place.server.now().as_millis();
+            self.took.store(now.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
     }
 
     /// None if the client has as many as it may.
@@ -97,7 +111,9 @@ impl AsyncWrite for Link {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.client.takes(&written);
+        written
     }
 
     fn poll_write_vectored(
@@ -105,7 +121,9 @@ impl AsyncWrite for Link {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.client.takes(&written);
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

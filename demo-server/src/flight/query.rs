@@ -168,22 +168,29 @@ impl Work {
         Ok(())
     }
 
-    /// Waits until there is room, as long as a client may take.
+    /// Waits until there is room, as long as the client takes anything from time to time.
     fn send(&self, batch: RecordBatch) -> Result<(), Failure> {
         let Running { server, run } = &self.running;
         let idle = server.limits.idle;
         self.runtime.block_on(async {
             let (room, stopped) = (pin!(self.batches.reserve()), pin!(run.stopped()));
-            let room = select(room, stopped);
-            match tokio::time::timeout(idle, room).await {
-                Ok(Either::Left((Ok(place), _))) => place.send(batch),
-                Ok(_) => {}
-                Err(_) => {
-                    let message = format!("no request for {} s", idle.as_secs());
-                    return Err(Failure { code: Code::Expired, message });
+            let mut room = select(room, stopped);
+            let since = server.now();
+            loop {
+                let end = since.max(self.cursor.0.took()) + idle;
+                match tokio::time::timeout(end.saturating_sub(server.now()), &mut room).await {
+                    Ok(Either::Left((Ok(place), _))) => {
+                        place.send(batch);
+                        return Ok(());
+                    }
+                    Ok(_) => return Ok(()),
+                    Err(_) if since.max(self.cursor.0.took()) + idle > server.now() => {}
+                    Err(_) => {
+                        let message = format!("no request for {} s", idle.as_secs());
+                        return Err(Failure { code: Code::Expired, message });
+                    }
                 }
             }
-            Ok(())
         })
     }
 }

@@ -53,7 +53,7 @@ struct Cursor {
     sent: u64,
     /// DONE or FAILED was sent.
     ended: bool,
-    /// The client's last frame, or the last batch.
+    /// The client's last frame, or the end of what was sent last.
     used: Duration,
 }
 
@@ -137,6 +137,14 @@ impl Server {
         cursor.used = now;
         cursor.sent += 1;
         Some(Frame::Batch { cursor: id, number: cursor.sent - 1 })
+    }
+
+    /// OPENED or a batch is with the client, or on its way: from now on the cursor waits for its client, which may have taken long
+    /// to take that.
+    pub fn sent(&mut self, id: CursorId, now: Duration) {
+        if let Some(cursor) = self.cursors.get_mut(&id) {
+            cursor.used = now;
+        }
     }
 
     /// Whether the client takes bodies that are lent: then [`Frame::Batch`] may become [`Frame::Lent`].
