@@ -25,8 +25,13 @@ pub(crate) struct Output {
 
 enum Format {
     Nothing,
-    Table { schema: SchemaRef, batches: Vec<RecordBatch>, rows: usize },
-    Csv(Box<arrow_csv::Writer<Box<dyn Write>>>),
+    Table {
+        schema: SchemaRef,
+        batches: Vec<RecordBatch>,
+        rows: usize,
+    },
+    /// With the schema as long as nothing was written, the header neither.
+    Csv(Box<arrow_csv::Writer<Box<dyn Write>>>, Option<SchemaRef>),
     Arrow(Box<FileWriter<BufWriter<File>>>),
     // Writes its buffers in large pieces.
     Parquet(Box<ArrowWriter<File>>),
@@ -50,7 +55,7 @@ impl Output {
             } else if path.is_none() && io::stdout().is_terminal() {
                 Format::Table { schema: schema.clone(), batches: Vec::new(), rows: 0 }
             } else {
-                Format::Csv(csv(Box::new(io::stdout())))
+                Format::Csv(csv(Box::new(io::stdout())), Some(schema.clone()))
             };
             return Ok(Self { format, name: "standard output".to_owned(), place: Place::Direct });
         };
@@ -65,7 +70,7 @@ impl Output {
             "arrow" => FileWriter::try_new(BufWriter::new(file), schema)
                 .map_err(anyhow::Error::from)
                 .map(|writer| Format::Arrow(Box::new(writer))),
-            _ => Ok(Format::Csv(csv(Box::new(BufWriter::new(file))))),
+            _ => Ok(Format::Csv(csv(Box::new(BufWriter::new(file))), Some(schema.clone()))),
         };
         let format = format.with_context(|| format!("can't write {name}"))?;
         Ok(Self { format, name, place })
@@ -82,7 +87,10 @@ impl Output {
                 }
                 Ok(())
             }
-            Format::Csv(writer) => writer.write(batch).map_err(anyhow::Error::from),
+            Format::Csv(writer, header) => {
+                *header = None;
+                writer.write(batch).map_err(anyhow::Error::from)
+            }
             Format::Arrow(writer) => writer.write(batch).map_err(Into::into),
             Format::Parquet(writer) => writer.write(batch).map_err(Into::into),
         };
@@ -94,7 +102,10 @@ impl Output {
         let written = match self.format {
             Format::Nothing => Ok(()),
             Format::Table { schema, batches, .. } => show(schema, &batches, rows),
-            Format::Csv(writer) => writer.into_inner().flush().map_err(Into::into),
+            Format::Csv(mut writer, header) => header
+                .map_or(Ok(()), |schema| writer.write(&RecordBatch::new_empty(schema)))
+                .map_err(anyhow::Error::from)
+                .and_then(|()| Ok(writer.into_inner().flush()?)),
             Format::Arrow(writer) => writer
                 .into_inner()
                 .map_err(anyhow::Error::from)

@@ -210,6 +210,23 @@ fn parquet_and_csv_hold_what_duckdb_reads_back() {
 }
 
 #[test]
+fn a_result_without_rows_has_its_header_in_csv() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let sql = "SELECT * FROM pairs WHERE i < 0";
+    for options in [&["--out", "-"][..], &[]] {
+        for transport in TRANSPORTS {
+            let outcome = server.run(&[&["--sql", sql, "--transport", transport], options].concat());
+            outcome.assert_ok();
+            assert_eq!(outcome.output, "i,value\n", "{transport}");
+        }
+    }
+    let path = folder.path().join("none.csv");
+    server.run(&["--sql", sql, "--out", path.to_str().unwrap()]).assert_ok();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "i,value\n");
+}
+
+#[test]
 fn a_result_of_many_chunks_travels_in_few_frames() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
