@@ -10,6 +10,7 @@ use crate::encoding::{END, Encoding, Tail, Tails};
 use crate::interrupt::{Interrupter, Interruptible};
 use crate::lending::Packed;
 use crate::rows::{BYTES, CHUNKS, Rows, own};
+use crate::server::Permit;
 use crate::session::Session;
 use crate::store::Held;
 
@@ -93,17 +94,20 @@ impl Query {
     }
 }
 
-/// Runs a query to its end, and answers its INIT. Drops `connection`, and with it all that DuckDB has of the query.
+/// Runs a query to its end, and answers its INIT. Drops `connection`, and with it all that DuckDB has of the query. The last frame is
+/// sent when others may run: who gets it may ask again at once.
 pub(crate) fn run(
     session: &Session,
     query: &Arc<Query>,
     connection: Interruptible,
     sql: &str,
     encoding: Encoding,
+    permit: Permit,
 ) {
     let mut cursor = None;
     let outcome = stream(session, query, &connection, sql, encoding, &mut cursor);
     drop(connection);
+    drop(permit);
     let mut state = session.state();
     if encoding == Encoding::Stream && cursor.is_some() {
         // A failure closes the connection, as below.

@@ -51,6 +51,7 @@ pub(crate) struct State {
     pub(crate) books: scan::Server,
     /// Threads that are alive, by a number of their own.
     queries: HashMap<u64, Arc<Query>>,
+    /// Of those, until their threads have dropped everything.
     cursors: HashMap<CursorId, u64>,
     last_query: u64,
     /// When the client's last frame came, or its last query ended.
@@ -130,7 +131,10 @@ impl Session {
     fn received(self: &Arc<Self>, frame: Frame, encoding: Encoding) -> Result<()> {
         let mut state = self.state();
         state.quiet_since = self.server.now();
-        if encoding == Encoding::Stream && matches!(frame, Frame::Init { .. }) && !state.queries.is_empty() {
+        // The thread of one that was refused may still be there.
+        let is_answering =
+            !state.cursors.is_empty() || state.books.has_requests() || state.books.cursors().next().is_some();
+        if encoding == Encoding::Stream && matches!(frame, Frame::Init { .. }) && is_answering {
             bail!("a request in the midst of a stream");
         }
         match state.books.received(frame, self.server.now())? {
@@ -174,12 +178,11 @@ impl Session {
         let (session, running) = (self.clone(), query.clone());
         let builder = thread::Builder::new().name(format!("query {}.{number}", self.id)).stack_size(STACK);
         let thread = builder.spawn(move || {
-            let run = || crate::cursor::run(&session, &running, connection, &sql, encoding);
+            let run = || crate::cursor::run(&session, &running, connection, &sql, encoding, permit);
             if catch_unwind(AssertUnwindSafe(run)).is_err() {
                 // A bug, here or in a library: the client must not wait for an answer for ever.
                 let _ = session.stream.shutdown(Shutdown::Both);
             }
-            drop(permit);
             session.ended(number, &running);
         });
         match thread {

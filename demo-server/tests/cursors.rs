@@ -196,6 +196,28 @@ fn a_client_of_flight_that_reads_slowly_keeps_its_query() {
 }
 
 #[test]
+fn who_has_been_answered_may_ask_again_at_once() {
+    let folder = dataset();
+    let server = Server::start(&folder, &["--max-queries", "1"]);
+    for preface in [&b""[..], b"thallus streamed"] {
+        let mut client = Steps::with_preface(&server.address, preface);
+        for round in 0..300 {
+            let failure = client.open("SELEC 1").unwrap_err();
+            assert_eq!(failure.code, Code::Query, "{round}: {failure:?}");
+        }
+    }
+    let mut client = Steps::connect(&server);
+    let mut before = None;
+    for round in 0..300 {
+        let cursor = client.open("SELECT 1").unwrap_or_else(|failure| panic!("{round}: {failure:?}"));
+        if let Some(before) = before.replace(cursor) {
+            client.finalize(before);
+        }
+        assert_eq!(client.drain(cursor), 1);
+    }
+}
+
+#[test]
 fn a_client_that_dies_releases_everything() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);

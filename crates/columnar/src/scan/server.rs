@@ -184,6 +184,11 @@ impl Server {
         ids.into_iter().filter_map(|id| Some((id, self.failed(id, failure.clone())?))).collect()
     }
 
+    /// Whether an INIT has no answer yet.
+    pub fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
     /// Cursors of the client, for one that has gone: their queries are to be dropped.
     pub fn cursors(&self) -> impl Iterator<Item = CursorId> {
         self.cursors.keys().copied()
