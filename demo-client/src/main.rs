@@ -16,11 +16,13 @@ mod tail;
 mod transport;
 
 use std::io::Write;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use arrow_array::RecordBatch;
 use clap::Parser;
 
@@ -106,7 +108,7 @@ fn main() -> ExitCode {
         Ok(interrupt) => interrupt,
         Err(error) => return failed(&error),
     };
-    match run(&arguments, &interrupt) {
+    match caught(|| run(&arguments, &interrupt)) {
         _ if interrupt.happened() => {
             eprintln!("demo-client: interrupted");
             ExitCode::from(INTERRUPTED)
@@ -114,6 +116,19 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failed(&error),
     }
+}
+
+/// What `work` comes to. At some of what a hostile server may send arrow-ipc panics, and so arrow-flight: that is an error as others.
+fn caught(work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let told = Arc::new(Mutex::new(String::new()));
+    let teller = told.clone();
+    panic::set_hook(Box::new(move |panic| {
+        *teller.lock().unwrap_or_else(PoisonError::into_inner) = panic.to_string().replace('\n', " ");
+    }));
+    panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        let told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        bail!("can't go on with what the server has sent: {told}")
+    })
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {

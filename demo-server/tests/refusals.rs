@@ -5,9 +5,15 @@
 mod support;
 
 use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
+use std::process::Command;
+use std::thread;
 
-use support::{Outcome, Server, TRANSPORTS, client_program, dataset, server_program};
+use arrow_schema::{DataType, Field, Schema};
+use support::{Outcome, Pose, Server, TRANSPORTS, client_program, dataset, server_program};
+use thallus_columnar::{EncodeOptions, Encoder, PREFIX};
 
 fn assert_failed(outcome: &Outcome, words: &[&str]) {
     assert_eq!((outcome.status, outcome.output.as_str()), (Some(1), ""), "{outcome:?}");
@@ -247,4 +253,45 @@ fn a_file_that_fails_half_way_does_not_appear() {
     }
     assert_eq!(fs::read_to_string(out.join("kept.csv")).unwrap(), "before");
     assert_eq!(fs::read_dir(&out).unwrap().count(), 1, "something was left");
+}
+
+/// A schema message of one number, whose bits are `bits`.
+fn number_of_bits(bits: u8) -> Vec<u8> {
+    let schema = Schema::new(vec![Field::new("c", DataType::Int64, true)]);
+    let message = Encoder::new(&schema, EncodeOptions::default()).unwrap().schema();
+    let bits_of = |message: &[u8]| {
+        let message = arrow_ipc::root_as_message(&message[PREFIX..]).ok()?;
+        Some(message.header_as_schema()?.fields()?.get(0).type_as_int()?.bitWidth())
+    };
+    let changed = (0..message.header().len()).find_map(|at| {
+        let mut changed = message.header().to_vec();
+        let place = changed.get_mut(at..at + 4).filter(|place| **place == [64, 0, 0, 0])?;
+        place.copy_from_slice(&[bits, 0, 0, 0]);
+        (bits_of(&changed) == Some(bits.into())).then_some(changed)
+    });
+    changed.expect("64 stands for the type's bits")
+}
+
+/// arrow-ipc panics at such a type.
+#[test]
+fn a_server_that_sends_nonsense_is_told() {
+    let nonsense = number_of_bits(7);
+    let run = |transport: &str, preface: &[u8], tail: &[u8], behind: &[u8]| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let mut command = client_program();
+        command.args(["--connect", &address, "--sql", "SELECT 1", "--transport", transport, "--summary"]);
+        thread::scope(|scope| {
+            let client = scope.spawn(move || Outcome::of(&mut command));
+            let mut pose = Pose::accept(&listener, preface, tail);
+            pose.stream.write_all(behind).unwrap();
+            client.join().unwrap()
+        })
+    };
+    let in_stream = run("ipc", b"thallus streamed", &[], &nonsense);
+    let in_frame = run("scatter", b"", &nonsense, &[]);
+    for outcome in [in_stream, in_frame] {
+        assert_failed(&outcome, &["demo-client: "]);
+        assert_eq!(outcome.errors.lines().count(), 1, "{outcome:?}");
+    }
 }
