@@ -37,11 +37,11 @@ enum Format {
     Parquet(Box<ArrowWriter<File>>),
 }
 
-/// A file is complete or not there: it gets its name at the end.
+/// A file is complete or not there: it gets its name at the end, once it is on the disk.
 enum Place {
     /// Standard output, or something that is no regular file, such as a pipe or a device.
     Direct,
-    File(TempPath, PathBuf),
+    File(TempPath, PathBuf, File),
 }
 
 impl Output {
@@ -116,8 +116,11 @@ impl Output {
         written.with_context(|| format!("can't write {}", self.name))?;
         match self.place {
             Place::Direct => Ok(()),
-            Place::File(temporary, path) => {
-                temporary.persist(path).with_context(|| format!("can't write {}", self.name))
+            Place::File(temporary, path, file) => {
+                // Some errors show only then: of quotas, of disks, of file systems elsewhere.
+                let synced = file.sync_all().map_err(anyhow::Error::from);
+                let named = synced.and_then(|()| Ok(temporary.persist(path)?));
+                named.with_context(|| format!("can't write {}", self.name))
             }
         }
     }
@@ -164,7 +167,8 @@ fn create(path: &Path) -> Result<(File, Place)> {
         .tempfile_in(folder)
         .map(NamedTempFile::into_parts);
     let (file, temporary) = temporary?;
-    Ok((file, Place::File(temporary, path)))
+    let same = file.try_clone()?;
+    Ok((file, Place::File(temporary, path, same)))
 }
 
 fn show(schema: SchemaRef, batches: &[RecordBatch], rows: u64) -> Result<()> {

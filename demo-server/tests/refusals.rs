@@ -295,3 +295,25 @@ fn a_server_that_sends_nonsense_is_told() {
         assert_eq!(outcome.errors.lines().count(), 1, "{outcome:?}");
     }
 }
+
+/// As on a file system that has no room for what it has taken, or a disk that fails.
+#[test]
+fn a_file_that_does_not_reach_the_disk_does_not_appear() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let source = "#include <errno.h>\nint fsync(int fd) { errno = EIO; return -1; }\n";
+    fs::write(path("fsync.c"), source).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o", &path("fsync.so"), &path("fsync.c")]);
+    assert!(compiler.status().unwrap().success());
+    for name in ["out.csv", "out.parquet", "out.arrow"] {
+        let mut command = server.client(&["--sql", "FROM pairs", "--out", &path(name)]);
+        let outcome = Outcome::of(command.env("LD_PRELOAD", path("fsync.so")));
+        assert_failed(&outcome, &[name, "Input/output error"]);
+        assert!(!folder.path().join(name).exists());
+    }
+    // There is no disk behind this one.
+    let mut command = server.client(&["--sql", "FROM pairs", "--out", "-"]);
+    Outcome::of(command.env("LD_PRELOAD", path("fsync.so"))).assert_ok();
+}
