@@ -1,8 +1,8 @@
 //! Where a result goes.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -161,14 +161,28 @@ fn create(path: &Path) -> Result<(File, Place)> {
     // What a link points to is replaced, not the link.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let existing = path.metadata().ok();
+    let mode = existing.as_ref().map_or(0o666, |existing| existing.mode() & 0o700);
     let temporary = tempfile::Builder::new()
         .prefix(".demo-client-")
-        .permissions(Permissions::from_mode(0o666))
+        .permissions(Permissions::from_mode(mode))
         .tempfile_in(folder)
         .map(NamedTempFile::into_parts);
     let (file, temporary) = temporary?;
+    if let Some(existing) = existing {
+        adopt(&file, &existing)?;
+    }
     let same = file.try_clone()?;
     Ok((file, Place::File(temporary, path, same)))
+}
+
+/// Gives a file the mode of the one that it replaces.
+fn adopt(file: &File, existing: &Metadata) -> io::Result<()> {
+    let group = existing.gid();
+    let same_group = file.metadata()?.gid() == group || fchown(file, None, Some(group)).is_ok();
+    // Another group must not get what that one had.
+    let mode = existing.mode() & if same_group { 0o777 } else { 0o707 };
+    file.set_permissions(Permissions::from_mode(mode))
 }
 
 fn show(schema: SchemaRef, batches: &[RecordBatch], rows: u64) -> Result<()> {

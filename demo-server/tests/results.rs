@@ -227,6 +227,23 @@ fn a_result_without_rows_has_its_header_in_csv() {
 }
 
 #[test]
+fn a_file_keeps_its_mode() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for name in ["private.csv", "private.parquet", "private.arrow"] {
+        let path = folder.path().join(name);
+        for mode in [0o600, 0o640, 0o666] {
+            std::fs::write(&path, "before").unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            server.run(&["--sql", "FROM pairs", "--out", path.to_str().unwrap()]).assert_ok();
+            let metadata = path.metadata().unwrap();
+            assert!(metadata.len() > 10);
+            assert_eq!(metadata.permissions().mode() & 0o777, mode, "{name}");
+        }
+    }
+}
+
+#[test]
 fn a_result_of_many_chunks_travels_in_few_frames() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
