@@ -1,18 +1,25 @@
-//! Ctrl-C: the server is told, and what it still sends is awaited. A second Ctrl-C ends the program at once.
+//! Ctrl-C: the server is told, and what it still sends is awaited. A second Ctrl-C ends the program at once. SIGTERM is the same, and
+//! so is SIGHUP unless it is ignored.
 
 use std::net::{Shutdown, TcpStream};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thallus_columnar::scan::{Client, CursorId, Frame};
 use thallus_columnar::write_all_vectored;
 use tokio::sync::Notify;
 
-/// The sending half of the connection, which the program and the signal's thread share.
+/// What the program and the signals' thread share.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Interrupt(Arc<Mutex<Sender>>);
+pub(crate) struct Interrupt {
+    /// The sending half of the connection.
+    sender: Arc<Mutex<Sender>>,
+    /// A file without its name yet, which must not be left behind. Locked while it is made or named.
+    unfinished: Arc<Mutex<Option<PathBuf>>>,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
@@ -53,12 +60,19 @@ impl Interrupt {
     /// No thread, or no signal handler.
     pub(crate) fn install() -> Result<Self> {
         let interrupt = Self::default();
-        let mut signals = Signals::new([SIGINT, SIGTERM]).context("signal handlers")?;
+        let hangups = [SIGHUP].into_iter().filter(|_| !ignores_hangups());
+        let mut signals =
+            Signals::new([SIGINT, SIGTERM].into_iter().chain(hangups)).context("signal handlers")?;
         let shared = interrupt.clone();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             for _ in signals.forever() {
                 let mut sender = shared.sender();
                 if std::mem::replace(&mut sender.happened, true) {
+                    let unfinished = shared.unfinished();
+                    if let Some(path) = &*unfinished {
+                        // It may have gone.
+                        let _ = std::fs::remove_file(path);
+                    }
                     std::process::exit(crate::INTERRUPTED.into());
                 }
                 sender.notice.notify_one();
@@ -77,6 +91,18 @@ impl Interrupt {
     }
 
     pub(crate) fn sender(&self) -> MutexGuard<'_, Sender> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    pub(crate) fn unfinished(&self) -> MutexGuard<'_, Option<PathBuf>> {
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// As nohup has it.
+fn ignores_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    // See proc_pid_status(5): signal 1 is bit 0.
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 != 0))
 }

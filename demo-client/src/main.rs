@@ -212,7 +212,7 @@ fn ask<'a>(
 ) -> Result<Option<(Connection<'a>, Totals)>> {
     let started = Instant::now();
     let mut scan = connection.query(&arguments.dataset, &arguments.sql, arguments.compression)?;
-    let mut output = Output::open(arguments.out.as_deref(), arguments.summary, scan.schema())?;
+    let mut output = Output::open(arguments.out.as_deref(), arguments.summary, scan.schema(), interrupt)?;
     let progress = Progress::new();
     let credits = if transport == Transport::Rpc { 1 } else { arguments.credits };
     let totals = receive(&mut scan, credits, arguments.read, started, |batch, totals| {

@@ -13,6 +13,8 @@ use arrow_schema::{DataType, SchemaRef};
 use parquet::arrow::ArrowWriter;
 use tempfile::{NamedTempFile, TempPath};
 
+use crate::interrupt::Interrupt;
+
 /// Rows of a table on the terminal.
 const PREVIEW: usize = 40;
 
@@ -21,6 +23,7 @@ pub(crate) struct Output {
     /// For messages.
     name: String,
     place: Place,
+    interrupt: Interrupt,
 }
 
 enum Format {
@@ -48,7 +51,13 @@ impl Output {
     /// # Errors
     ///
     /// An unknown ending; a file that can't be made; a type that the format does not have.
-    pub(crate) fn open(path: Option<&Path>, nothing: bool, schema: &SchemaRef) -> Result<Self> {
+    pub(crate) fn open(
+        path: Option<&Path>,
+        nothing: bool,
+        schema: &SchemaRef,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let interrupt = interrupt.clone();
         let Some(path) = path.filter(|path| *path != Path::new("-")) else {
             let format = if path.is_none() && nothing {
                 Format::Nothing
@@ -57,14 +66,15 @@ impl Output {
             } else {
                 Format::Csv(csv(Box::new(io::stdout())), Some(schema.clone()))
             };
-            return Ok(Self { format, name: "standard output".to_owned(), place: Place::Direct });
+            let name = "standard output".to_owned();
+            return Ok(Self { format, name, place: Place::Direct, interrupt });
         };
         let name = path.display().to_string();
         let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         if !matches!(extension.as_str(), "parquet" | "arrow" | "csv") {
             bail!("{name}: the file must end in .parquet, .arrow or .csv");
         }
-        let (file, place) = create(path).with_context(|| format!("can't create {name}"))?;
+        let (file, place) = create(path, &interrupt).with_context(|| format!("can't create {name}"))?;
         let format = match extension.as_str() {
             "parquet" => parquet(file, schema).map(|writer| Format::Parquet(Box::new(writer))),
             "arrow" => FileWriter::try_new(BufWriter::new(file), schema)
@@ -73,7 +83,7 @@ impl Output {
             _ => Ok(Format::Csv(csv(Box::new(BufWriter::new(file))), Some(schema.clone()))),
         };
         let format = format.with_context(|| format!("can't write {name}"))?;
-        Ok(Self { format, name, place })
+        Ok(Self { format, name, place, interrupt })
     }
 
     pub(crate) fn write(&mut self, batch: &RecordBatch) -> Result<()> {
@@ -119,7 +129,9 @@ impl Output {
             Place::File(temporary, path, file) => {
                 // Some errors show only then: of quotas, of disks, of file systems elsewhere.
                 let synced = file.sync_all().map_err(anyhow::Error::from);
+                let mut unfinished = self.interrupt.unfinished();
                 let named = synced.and_then(|()| Ok(temporary.persist(path)?));
+                *unfinished = None;
                 named.with_context(|| format!("can't write {}", self.name))
             }
         }
@@ -154,7 +166,7 @@ fn has_union(data_type: &DataType) -> bool {
     }
 }
 
-fn create(path: &Path) -> Result<(File, Place)> {
+fn create(path: &Path, interrupt: &Interrupt) -> Result<(File, Place)> {
     if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
         return Ok((OpenOptions::new().write(true).open(path)?, Place::Direct));
     }
@@ -163,12 +175,15 @@ fn create(path: &Path) -> Result<(File, Place)> {
     let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
     let existing = path.metadata().ok();
     let mode = existing.as_ref().map_or(0o666, |existing| existing.mode() & 0o700);
+    let mut unfinished = interrupt.unfinished();
     let temporary = tempfile::Builder::new()
         .prefix(".demo-client-")
         .permissions(Permissions::from_mode(mode))
         .tempfile_in(folder)
         .map(NamedTempFile::into_parts);
     let (file, temporary) = temporary?;
+    *unfinished = Some(temporary.to_path_buf());
+    drop(unfinished);
     if let Some(existing) = existing {
         adopt(&file, &existing)?;
     }

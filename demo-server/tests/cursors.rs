@@ -308,6 +308,55 @@ fn ctrl_c_cancels_on_the_server() {
     }
 }
 
+/// Files in a folder.
+fn files(folder: &Path) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+#[test]
+fn a_client_that_ends_at_once_leaves_no_file() {
+    let folder = dataset();
+    let out = folder.path().join("out");
+    std::fs::create_dir(&out).unwrap();
+    let path = out.join("x.arrow");
+    let schema = Schema::new(vec![Field::new("c", DataType::Int64, true)]);
+    let schema = Encoder::new(&schema, EncodeOptions::default()).unwrap().schema();
+    for interrupt in [Signal::INT, Signal::TERM, Signal::HUP] {
+        // A server that says nothing more, also when the client has cancelled.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let mut command = support::client_program();
+        command.args(["--connect", &address, "--sql", "SELECT 1", "--out", path.to_str().unwrap()]);
+        let mut client = command.spawn().unwrap();
+        let pose = Pose::accept(&listener, b"", schema.header());
+        while files(&out) == 0 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        signal(&client, interrupt);
+        while !matches!(pose.read(), Frame::Cancel { .. }) {}
+        signal(&client, interrupt);
+        assert_eq!(client.wait().unwrap().code(), Some(130), "{interrupt:?}");
+        assert_eq!(files(&out), 0, "{interrupt:?}: something was left");
+    }
+}
+
+/// As nohup has it.
+#[test]
+fn a_client_that_ignores_hangups_goes_on_to_do_so() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let client = server.client(&["--sql", "SELECT count(*) FROM numbers a, range(1000) b", "--out", "-"]);
+    let mut command = support::program("nohup");
+    command.arg(client.get_program()).args(client.get_args());
+    let client = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    server.logged(&["connected"]);
+    server.worked(Duration::from_millis(100));
+    signal(&client, Signal::HUP);
+    let output = client.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8(output.stdout).unwrap().ends_with("3000000000\n"));
+}
+
 #[test]
 fn ctrl_c_ends_a_query_that_has_not_answered() {
     let folder = dataset();
