@@ -13,6 +13,7 @@ mod memory;
 mod output;
 mod progress;
 mod tail;
+mod text;
 mod transport;
 
 use std::io::Write;

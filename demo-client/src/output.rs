@@ -14,6 +14,7 @@ use parquet::arrow::ArrowWriter;
 use tempfile::{NamedTempFile, TempPath};
 
 use crate::interrupt::Interrupt;
+use crate::text::readable;
 
 /// Rows of a table on the terminal.
 const PREVIEW: usize = 40;
@@ -92,14 +93,14 @@ impl Output {
             Format::Table { batches, rows, .. } => {
                 let wanted = batch.num_rows().min(PREVIEW - *rows);
                 if wanted > 0 {
-                    batches.push(batch.slice(0, wanted));
+                    batches.push(readable(&batch.slice(0, wanted))?);
                     *rows += wanted;
                 }
                 Ok(())
             }
             Format::Csv(writer, header) => {
                 *header = None;
-                writer.write(batch).map_err(anyhow::Error::from)
+                readable(batch).and_then(|batch| writer.write(&batch)).map_err(anyhow::Error::from)
             }
             Format::Arrow(writer) => writer.write(batch).map_err(Into::into),
             Format::Parquet(writer) => writer.write(batch).map_err(Into::into),

@@ -227,6 +227,40 @@ fn a_result_without_rows_has_its_header_in_csv() {
 }
 
 #[test]
+fn csv_has_every_date_and_time_of_duckdb() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for (value, expected) in [
+        ("DATE 'infinity'", "infinity"),
+        ("DATE '-infinity'", "-infinity"),
+        ("DATE '2001-02-03'", "2001-02-03"),
+        ("DATE '5881580-07-10'", "5881580-07-10"),
+        ("DATE '300000-02-29'", "300000-02-29"),
+        ("DATE '5877642-06-25 (BC)'", "5877642-06-25 (BC)"),
+        ("TIMESTAMP 'infinity'", "infinity"),
+        ("TIMESTAMP '-infinity'", "-infinity"),
+        ("TIMESTAMP_S 'infinity'", "infinity"),
+        ("TIMESTAMP_MS '-infinity'", "-infinity"),
+        ("TIMESTAMP_NS 'infinity'", "infinity"),
+        ("TIMESTAMPTZ 'infinity'", "infinity"),
+        ("TIMESTAMP '2001-02-03 04:05:06.789'", "2001-02-03T04:05:06.789"),
+        ("TIMESTAMP '294246-12-31 04:05:06.5'", "294246-12-31 04:05:06.5"),
+        ("TIME '24:00:00'", "24:00:00"),
+        ("TIME '23:59:59'", "23:59:59"),
+        ("NULL::TIME", ""),
+    ] {
+        // Beside a row of the ordinary kind.
+        let sql = format!("SELECT i, CASE i WHEN 1 THEN {value} END AS x FROM range(2) t(i) ORDER BY i");
+        let outcome = server.run(&["--sql", &sql, "--out", "-"]);
+        assert_eq!(
+            (outcome.status, outcome.output.as_str()),
+            (Some(0), &*format!("i,x\n0,\n1,{expected}\n")),
+            "{value}: {outcome:?}"
+        );
+    }
+}
+
+#[test]
 fn a_file_keeps_its_mode() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
