@@ -21,7 +21,7 @@ pub enum Error {
     Field { field: String, why: String },
     #[error("{0} is not supported")]
     Unsupported(&'static str),
-    #[error("a buffer of the body lies outside of it, or the buffers overlap")]
+    #[error("a buffer of the body lies outside of it, or the buffers are longer than it together")]
     Buffers,
     #[error("column '{column}': {fault}")]
     Column { column: String, fault: Fault },

@@ -22,7 +22,7 @@ pub(crate) struct BatchHeader {
     pub(crate) rows: usize,
     /// Depth-first.
     pub(crate) nodes: Vec<Node>,
-    /// In the body, within it and not overlapping.
+    /// In the body, within it and together no longer than it.
     pub(crate) buffers: Vec<Range<usize>>,
     /// Number of data buffers of each view array.
     pub(crate) variadic: Vec<usize>,
@@ -107,7 +107,7 @@ fn parse_batch(
     });
     let nodes = nodes.collect::<Result<Vec<_>, Error>>()?;
 
-    // Buffers that overlap would let a small message cost as much to validate as many large ones.
+    // Buffers that overlap would let a small message cost as much to validate as many large ones, unless they had a limit together.
     let mut total = 0_usize;
     let buffers = batch.buffers().into_iter().flatten().map(|buffer| {
         let offset = usize::try_from(buffer.offset()).ok()?;
