@@ -34,6 +34,13 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("the_sets_first_descriptor_is_closed", closes_first_descriptor, sends_on_demand),
     Behaviour::connected("one_name_for_two_descriptors", one_name_for_two, sends_on_demand),
     Behaviour::connected("one_name_and_one_event_at_a_time", one_event_at_a_time, sends_on_demand),
+    Behaviour::connected("one_name_with_a_level", |side, fd| name_with_event(side, fd, 0), sends_on_demand),
+    Behaviour::connected(
+        "one_name_with_an_edge",
+        |side, fd| name_with_event(side, fd, EPOLLET),
+        sends_on_demand,
+    ),
+    Behaviour::connected("one_name_and_one_is_taken_out", one_is_taken_out, sends_on_demand),
     Behaviour::whole("told_to_one_of_many", many_threads_serve, many_ask, Tally::Upgraded(MANY as u64)),
     Behaviour::whole(
         "told_to_one_of_many_beside_others",
@@ -313,6 +320,52 @@ fn one_name(side: &Side, fd: Fd, most: usize) {
         }
         calls::close(both[1].0).expect("close");
         calls::close(epfd).expect("close");
+    }
+    stop(side);
+}
+
+/// Beside the connection there is an event of the same name, registered in this `mode`.
+fn name_with_event(side: &Side, fd: Fd, mode: libc::c_int) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    let event = calls::eventfd().expect("eventfd");
+    calls::epoll_add(epfd, fd, EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    calls::epoll_add(epfd, event, EPOLLIN | mode, 1).expect("EPOLL_CTL_ADD");
+    for _ in 0..15 {
+        sleep_in_vain(epfd);
+        assert_eq!(while_blocked(|| later(epfd), || demand(side)), IN);
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+        assert_eq!(calls::write(event, &ONE), Ok(8));
+        assert_eq!(later(epfd), IN);
+        assert_eq!(calls::read(event, 8), Ok(ONE.to_vec()));
+    }
+    stop(side);
+}
+
+/// What is written to an event.
+const ONE: [u8; 8] = 1_u64.to_ne_bytes();
+
+/// For so long that nothing is expected of the connections in the set any more.
+fn sleep_in_vain(epfd: Fd) {
+    for _ in 0..20 {
+        assert_eq!(quietly(|| calls::epoll_wait(epfd, 8, 1)), Ok(vec![]));
+    }
+}
+
+/// While a thread sleeps: what has the same name is told of.
+fn one_is_taken_out(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    let event = calls::eventfd().expect("eventfd");
+    calls::epoll_add(epfd, event, EPOLLIN | EPOLLET, 1).expect("EPOLL_CTL_ADD");
+    for _ in 0..3 {
+        calls::epoll_add(epfd, fd, EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+        let happens = || {
+            quietly(|| {
+                calls::epoll_delete(epfd, fd).expect("EPOLL_CTL_DEL");
+                assert_eq!(calls::write(event, &ONE), Ok(8));
+            });
+        };
+        assert_eq!(while_blocked(|| later(epfd), happens), IN);
+        assert_eq!(calls::read(event, 8), Ok(ONE.to_vec()));
     }
     stop(side);
 }

@@ -57,7 +57,7 @@ pub(super) fn control(
     match (operation, wanted) {
         _ if result != 0 => {}
         (libc::EPOLL_CTL_DEL, _) => {
-            members.early.remove(&fd);
+            members.remove_early(fd);
         }
         (_, Some((events, data))) => {
             members.insert_early(fd, Early { events, data, generation: 0 });
@@ -114,7 +114,7 @@ pub(super) fn control_young(
         }
         (libc::EPOLL_CTL_ADD, _) => young.unregister(fd, false),
         (libc::EPOLL_CTL_DEL, _) if result == 0 => {
-            members.early.remove(&fd);
+            members.remove_early(fd);
             young.unregister(fd, set.is_awaited());
         }
         _ => {}
@@ -145,7 +145,7 @@ pub(crate) fn closed_young(set: &'static Set, fd: i32, young: Young) {
         set.lock().is_some_and(|mut members| {
             let known = members.has_early(fd, young.generation());
             if known {
-                members.early.remove(&fd);
+                members.remove_early(fd);
             }
             known
         })
@@ -167,7 +167,7 @@ pub(crate) fn connects(fd: i32) {
 pub(crate) fn unwatched(fd: i32) {
     for set in set::all().unwrap_or_default() {
         if let Some(mut members) = set.lock() {
-            members.early.remove(&fd);
+            members.remove_early(fd);
         }
     }
 }
@@ -188,7 +188,7 @@ fn adopt(set: &'static Set, fd: i32, generation: u32, slot: &'static Slot) -> Op
     let Some(early) = members.early.get(&fd).copied().filter(|early| early.generation == generation) else {
         return Some(false);
     };
-    members.early.remove(&fd);
+    members.remove_early(fd);
     let Early { events, data, .. } = early;
     // SAFETY: counted in.
     let connection = unsafe { slot.connection() };
@@ -204,8 +204,16 @@ fn adopt(set: &'static Set, fd: i32, generation: u32, slot: &'static Slot) -> Op
 impl Members {
     fn insert_early(&mut self, fd: i32, early: Early) {
         self.graves.unbury(early.data);
-        self.strangers.remove(fd);
+        self.remove_stranger(fd);
+        self.remove_early(fd);
+        self.others.add(early.data, fd);
         self.early.insert(fd, early);
+    }
+
+    fn remove_early(&mut self, fd: i32) {
+        if let Some(early) = self.early.remove(&fd) {
+            self.others.remove(early.data, fd);
+        }
     }
 
     fn has_early(&self, fd: i32, generation: u32) -> bool {

@@ -12,6 +12,7 @@ use rustix::event::PollFlags;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use smallvec::SmallVec;
 use thallus_transport::chime;
+use thallus_transport::ready::bit;
 use thallus_transport::spin::Patience;
 use thallus_transport::uninterrupted::{Descriptor, Uninterrupted};
 
@@ -93,11 +94,44 @@ pub(super) type ByFd = HashMap<i32, Member, BuildHasherDefault<Number>>;
 /// Descriptors with the same `epoll_data`: nearly always one.
 pub(super) type Named = SmallVec<[i32; 2]>;
 
+/// Descriptors by their `epoll_data`.
+#[derive(Debug, Default)]
+pub(super) struct Names(HashMap<u64, Named, BuildHasherDefault<Number>>);
+
+impl Names {
+    pub(super) fn add(&mut self, data: u64, fd: i32) {
+        self.0.entry(data).or_default().push(fd);
+    }
+
+    pub(super) fn remove(&mut self, data: u64, fd: i32) {
+        if let Some(fds) = self.0.get_mut(&data) {
+            if let Some(at) = fds.iter().position(|&known| known == fd) {
+                fds.swap_remove(at);
+            }
+            if fds.is_empty() {
+                self.0.remove(&data);
+            }
+        }
+    }
+
+    pub(super) fn of(&self, data: u64) -> &[i32] {
+        self.0.get(&data).map_or(&[], |fds| fds)
+    }
+
+    fn has(&self, data: u64) -> bool {
+        self.0.contains_key(&data)
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Members {
     pub(super) by_fd: ByFd,
     /// Descriptors that the kernel has with the same `epoll_data`: its reports name only that.
-    by_data: HashMap<u64, Named, BuildHasherDefault<Number>>,
+    by_data: Names,
     pub(super) hot: Vec<i32>,
     /// The last look at them found as many as it could take.
     pub(super) is_crowded: bool,
@@ -106,6 +140,8 @@ pub(super) struct Members {
     /// What is no member yet, by its descriptor.
     pub(super) early: HashMap<i32, Early, BuildHasherDefault<Number>>,
     pub(super) strangers: Strangers,
+    /// Those two by their `epoll_data`.
+    pub(super) others: Names,
     pub(super) graves: Graves,
 }
 
@@ -390,6 +426,7 @@ impl Set {
         }
         members.early.clear();
         members.strangers.clear();
+        members.others.clear();
         members.grown.clear();
         drop(members);
         if let Ok(mut free) = FREE.lock() {
@@ -455,7 +492,7 @@ impl Members {
 
     pub(super) fn insert(&mut self, set: &'static Set, fd: i32, mut member: Member) {
         self.remove(set, fd);
-        self.strangers.remove(fd);
+        self.remove_stranger(fd);
         join(member.slot, set, fd);
         if !member.active && member.connection().is_active() {
             // Taken out of TCP beside us: who did so may have looked for registrations before this was one.
@@ -467,7 +504,7 @@ impl Members {
         if member.events & ONESHOT != 0 {
             set.one_shots.store(true, Ordering::SeqCst);
         }
-        self.by_data.entry(member.kernel.1).or_default().push(fd);
+        self.by_data.add(member.kernel.1, fd);
         self.graves.unbury(member.kernel.1);
         self.by_fd.insert(fd, member);
     }
@@ -505,8 +542,7 @@ impl Members {
         if member.active {
             set.active.fetch_sub(1, Ordering::SeqCst);
         }
-        self.drop_data(member.kernel.1, fd);
-        self.graves.bury(member.kernel.1, set.has_resting());
+        self.drop_data(set, member.kernel.1, fd);
         self.hot.retain(|&hot| hot != fd);
         leave(member.slot, set, fd);
     }
@@ -520,9 +556,8 @@ impl Members {
             set.one_shots.store(true, Ordering::SeqCst);
         }
         if before != data {
-            self.drop_data(before, fd);
-            self.by_data.entry(data).or_default().push(fd);
-            self.graves.bury(before, set.has_resting());
+            self.by_data.add(data, fd);
+            self.drop_data(set, before, fd);
         }
         self.graves.unbury(data);
     }
@@ -534,25 +569,41 @@ impl Members {
         if member.active {
             return false;
         }
-        let data = member.kernel.1;
+        let (events, data) = member.kernel;
         self.remove(set, fd);
-        self.strangers.add(fd, data);
-        self.graves.unbury(data);
+        self.add_stranger(fd, events, data);
         true
     }
 
-    fn drop_data(&mut self, data: u64, fd: i32) {
-        if let Some(fds) = self.by_data.get_mut(&data) {
-            fds.retain(|known| *known != fd);
-            if fds.is_empty() {
-                self.by_data.remove(&data);
-            }
+    /// The member `fd` has the name `data` no more: what the kernel reports by it is too late, unless something else has it.
+    fn drop_data(&mut self, set: &'static Set, data: u64, fd: i32) {
+        self.by_data.remove(data, fd);
+        if !self.by_data.has(data) && !self.others.has(data) {
+            self.graves.bury(data, set.has_resting());
         }
     }
 
     /// The descriptors that a kernel report with `data` may mean.
     pub(super) fn named(&self, data: u64) -> Named {
-        self.by_data.get(&data).cloned().unwrap_or_default()
+        self.by_data.of(data).into()
+    }
+
+    /// Of how many by the name `data`, but connections that have left TCP, the kernel has any of `bits` to report, and which.
+    pub(super) fn ready_beside(&self, data: u64, bits: u32) -> (usize, u32) {
+        let members = self.by_data.of(data).iter().filter_map(|fd| {
+            let member = self.by_fd.get(fd).filter(|member| !member.active && !member.spent)?;
+            Some((member.io, member.kernel))
+        });
+        let others = self.others.of(data).iter().flat_map(|&fd| {
+            let early = self.early.get(&fd).map(|early| (early.events, early.data));
+            early.into_iter().chain(self.strangers.get(fd)).map(move |asked| (fd, asked))
+        });
+        let ready = members.chain(others).filter(|&(_, (_, of))| of == data).map(|(fd, (events, _))| {
+            // It says of what has been closed that it is no descriptor, and that is none of the bits.
+            let asked = events & bits | bit::ALWAYS;
+            ready_in_kernel(fd, PollFlags::from_bits_retain(asked as u16)) & asked & bits
+        });
+        ready.filter(|&ready| ready != 0).fold((0, 0), |(count, all), ready| (count + 1, all | ready))
     }
 
     /// Finds the right state for a member that has changed: hot if only awake threads care, else armed, and
@@ -624,8 +675,8 @@ impl Members {
             }
             member.kernel = wanted;
             if before.1 != wanted.1 {
-                self.drop_data(before.1, fd);
-                self.by_data.entry(wanted.1).or_default().push(fd);
+                self.by_data.remove(before.1, fd);
+                self.by_data.add(wanted.1, fd);
             }
         }
         true

@@ -9,26 +9,14 @@ use libc::epoll_event;
 
 use super::set::{Members, Number, Set};
 
-/// The descriptors in a set that are no members of it, as far as the hooks have seen them come, and their `epoll_data`. One that is
-/// closed may stay until its number has another use in the set: then a stale report is told once more.
+/// The descriptors in a set that are no members of it, as far as the hooks have seen them come, with their masks and their `epoll_data`.
+/// One that is closed may stay until its number has another use in the set: then a stale report is told once more.
 #[derive(Debug, Default)]
-pub(super) struct Strangers(HashMap<i32, u64, BuildHasherDefault<Number>>);
+pub(super) struct Strangers(HashMap<i32, (u32, u64), BuildHasherDefault<Number>>);
 
 impl Strangers {
-    /// One is in the set, or named anew.
-    pub(super) fn add(&mut self, fd: i32, data: u64) {
-        self.0.insert(fd, data);
-    }
-
-    pub(super) fn remove(&mut self, fd: i32) {
-        if !self.0.is_empty() {
-            self.0.remove(&fd);
-        }
-    }
-
-    /// Looks through all: asked for a report that nothing else explains.
-    fn have(&self, data: u64) -> bool {
-        self.0.values().any(|&other| other == data)
+    pub(super) fn get(&self, fd: i32) -> Option<(u32, u64)> {
+        self.0.get(&fd).copied()
     }
 
     pub(super) fn clear(&mut self) {
@@ -54,6 +42,26 @@ impl Set {
 }
 
 impl Members {
+    /// Something that is no member is in the set, or asked for anew.
+    pub(super) fn add_stranger(&mut self, fd: i32, events: u32, data: u64) {
+        let before = self.strangers.0.insert(fd, (events, data)).map(|(_, before)| before);
+        if before != Some(data) {
+            if let Some(before) = before {
+                self.others.remove(before, fd);
+            }
+            self.others.add(data, fd);
+        }
+        self.graves.unbury(data);
+    }
+
+    pub(super) fn remove_stranger(&mut self, fd: i32) {
+        if !self.strangers.0.is_empty()
+            && let Some((_, data)) = self.strangers.0.remove(&fd)
+        {
+            self.others.remove(data, fd);
+        }
+    }
+
     /// As [`Set::control_stranger`]. The kernel is told under the lock, so that a wait beside us never meets a report that it takes for
     /// stale.
     pub(super) fn control_stranger(
@@ -66,11 +74,8 @@ impl Members {
         let result = kernel();
         match (operation, wanted) {
             _ if result != 0 => {}
-            (libc::EPOLL_CTL_DEL, _) => self.strangers.remove(fd),
-            (_, Some((_, data))) => {
-                self.strangers.add(fd, data);
-                self.graves.unbury(data);
-            }
+            (libc::EPOLL_CTL_DEL, _) => self.remove_stranger(fd),
+            (_, Some((events, data))) => self.add_stranger(fd, events, data),
             _ => {}
         }
         result
@@ -80,7 +85,6 @@ impl Members {
     /// is known by `named`.
     pub(super) fn is_strange(&self, set: &Set, event: epoll_event, has_member: bool) -> bool {
         let data = event.u64;
-        let is_early = || self.early.values().any(|early| early.data == data);
-        !self.graves.have(data) && (!has_member || set.is_opaque() || self.strangers.have(data) || is_early())
+        !self.graves.have(data) && (!has_member || set.is_opaque() || !self.others.of(data).is_empty())
     }
 }

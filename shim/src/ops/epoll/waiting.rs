@@ -431,9 +431,11 @@ impl Set {
         let (mut kept, mut own) = (0, 0);
         // What one report means beyond its own place, as far as there are places that the kernel has not filled.
         let mut more = SmallVec::<[epoll_event; 1]>::new();
+        let mut besides = Besides::default();
         for index in 0..count {
             let most = 1 + events.len() - count - more.len();
-            let mut told = members.translate(self, events[index], round, later, most).into_iter();
+            let told = members.translate(self, events[index], round, later, most, &mut besides);
+            let mut told = told.into_iter();
             if let Some((first, ours)) = told.next() {
                 events[kept] = first;
                 kept += 1;
@@ -446,8 +448,30 @@ impl Set {
             events[kept] = event;
             kept += 1;
         }
+        for (data, untold) in besides.untold {
+            let (count, bits) = members.ready_beside(data, untold);
+            if count <= besides.told.iter().filter(|&&told| told == data).count() {
+                continue;
+            }
+            besides.told.push(data);
+            if let Some(place) = events.get_mut(kept) {
+                *place = epoll_event { events: bits, u64: data };
+                kept += 1;
+            } else if let Some(same) = events.iter_mut().find(|event| event.u64 == data) {
+                same.events |= bits;
+            }
+        }
         (kept, own)
     }
+}
+
+/// What the kernel's reports may be on beside the connections that explain them.
+#[derive(Debug, Default)]
+struct Besides {
+    /// Names of such connections by which something else has been told of.
+    told: SmallVec<[u64; 1]>,
+    /// What nobody has been told of, by such names.
+    untold: SmallVec<[(u64, u32); 1]>,
 }
 
 /// What a look at memory has found.
@@ -571,12 +595,13 @@ impl Members {
         round: u32,
         later: bool,
         most: usize,
+        besides: &mut Besides,
     ) -> SmallVec<[(epoll_event, bool); 1]> {
         let (data, reported) = (event.u64, event.events);
         let mut told = SmallVec::new();
         let mut stranger = true;
         let named = self.named(data);
-        let only = named.len() == 1;
+        let (only, named_so) = (named.len() == 1, !named.is_empty());
         // What is on TCP may have any report.
         let mut known = !named.is_empty();
         for fd in named {
@@ -627,9 +652,20 @@ impl Members {
             self.settle(set, fd);
             self.sync(set, fd);
         }
-        // Nothing of ours explains the report: another descriptor has the same data, or it is stale.
-        if told.is_empty() && stranger && self.is_strange(set, event, known) {
-            told.push((event, false));
+        if stranger {
+            // Nothing of ours explains the report: another descriptor has the same data, or it is stale.
+            if told.is_empty() && self.is_strange(set, event, known) {
+                told.push((event, false));
+                if named_so {
+                    besides.told.push(data);
+                }
+            }
+            return told;
+        }
+        // It may be on another descriptor all the same, which has the same data, and which the kernel need not report again.
+        let untold = reported & !told.iter().fold(0, |all, (event, _)| all | event.events);
+        if untold != 0 {
+            besides.untold.push((data, untold));
         }
         told
     }
