@@ -101,7 +101,7 @@ pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epo
         return kernel(event);
     };
     if call.connection().block.state() == State::Pinned && members.abandon(set, fd) {
-        return members.control_stranger(operation, fd, wanted, || kernel(event));
+        return members.control_stranger(set, operation, fd, wanted, || kernel(event));
     }
     if let Some(result) = members.change_in_memory(set, operation, fd, wanted) {
         return errno::int(result.map(|()| 0));

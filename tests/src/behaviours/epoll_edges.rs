@@ -41,6 +41,7 @@ pub(super) const ALL: &[Behaviour] = &[
         sends_on_demand,
     ),
     Behaviour::connected("one_name_and_one_is_taken_out", one_is_taken_out, sends_on_demand),
+    Behaviour::connected("a_name_that_is_used_again", name_used_again, sends_on_demand),
     Behaviour::whole("told_to_one_of_many", many_threads_serve, many_ask, Tally::Upgraded(MANY as u64)),
     Behaviour::whole(
         "told_to_one_of_many_beside_others",
@@ -366,6 +367,23 @@ fn one_is_taken_out(side: &Side, fd: Fd) {
         };
         assert_eq!(while_blocked(|| later(epfd), happens), IN);
         assert_eq!(calls::read(event, 8), Ok(ONE.to_vec()));
+    }
+    stop(side);
+}
+
+/// By what has its edge at once: what was taken out has had its own.
+fn name_used_again(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    for _ in 0..5 {
+        calls::epoll_add(epfd, fd, EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+        assert_eq!(while_blocked(|| later(epfd), || demand(side)), IN);
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+        calls::epoll_delete(epfd, fd).expect("EPOLL_CTL_DEL");
+        let event = calls::eventfd().expect("eventfd");
+        assert_eq!(calls::write(event, &ONE), Ok(8));
+        calls::epoll_add(epfd, event, EPOLLIN | EPOLLOUT | EPOLLET, 1).expect("EPOLL_CTL_ADD");
+        assert_eq!(later(epfd), IN | OUT);
+        calls::close(event).expect("close");
     }
     stop(side);
 }

@@ -60,7 +60,7 @@ pub(super) fn control(
             members.remove_early(fd);
         }
         (_, Some((events, data))) => {
-            members.insert_early(fd, Early { events, data, generation: 0 });
+            members.insert_early(set, fd, Early { events, data, generation: 0 });
             let unconnected = table::watch_socket(fd);
             drop(members);
             if !unconnected {
@@ -110,7 +110,7 @@ pub(super) fn control_young(
     let result = kernel(asked.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut));
     match (operation, wanted) {
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some((events, data))) if result == 0 => {
-            members.insert_early(fd, Early { events, data, generation: young.generation() });
+            members.insert_early(set, fd, Early { events, data, generation: young.generation() });
         }
         (libc::EPOLL_CTL_ADD, _) => young.unregister(fd, false),
         (libc::EPOLL_CTL_DEL, _) if result == 0 => {
@@ -202,10 +202,11 @@ fn adopt(set: &'static Set, fd: i32, generation: u32, slot: &'static Slot) -> Op
 }
 
 impl Members {
-    fn insert_early(&mut self, fd: i32, early: Early) {
-        self.graves.unbury(early.data);
+    fn insert_early(&mut self, set: &'static Set, fd: i32, early: Early) {
         self.remove_stranger(fd);
         self.remove_early(fd);
+        self.make_way(set, early.data);
+        self.graves.unbury(early.data);
         self.others.add(early.data, fd);
         self.early.insert(fd, early);
     }

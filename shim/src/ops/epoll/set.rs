@@ -493,6 +493,7 @@ impl Members {
     pub(super) fn insert(&mut self, set: &'static Set, fd: i32, mut member: Member) {
         self.remove(set, fd);
         self.remove_stranger(fd);
+        self.make_way(set, member.kernel.1);
         join(member.slot, set, fd);
         if !member.active && member.connection().is_active() {
             // Taken out of TCP beside us: who did so may have looked for registrations before this was one.
@@ -556,6 +557,7 @@ impl Members {
             set.one_shots.store(true, Ordering::SeqCst);
         }
         if before != data {
+            self.make_way(set, data);
             self.by_data.add(data, fd);
             self.drop_data(set, before, fd);
         }
@@ -571,7 +573,7 @@ impl Members {
         }
         let (events, data) = member.kernel;
         self.remove(set, fd);
-        self.add_stranger(fd, events, data);
+        self.add_stranger(set, fd, events, data);
         true
     }
 
@@ -580,6 +582,16 @@ impl Members {
         self.by_data.remove(data, fd);
         if !self.by_data.has(data) && !self.others.has(data) {
             self.graves.bury(data, set.has_resting());
+        }
+    }
+
+    /// Something gets the name `data`: what has been taken out by that name in memory alone leaves the kernel, whose reports would be taken
+    /// for its own.
+    pub(super) fn make_way(&mut self, set: &'static Set, data: u64) {
+        let is_deleted = |fd: &i32| self.by_fd.get(fd).is_some_and(|member| member.deleted);
+        let deleted: Named = self.by_data.of(data).iter().copied().filter(is_deleted).collect();
+        for fd in deleted {
+            self.sync(set, fd);
         }
     }
 
@@ -676,6 +688,7 @@ impl Members {
             member.kernel = wanted;
             if before.1 != wanted.1 {
                 self.by_data.remove(before.1, fd);
+                self.make_way(set, wanted.1);
                 self.by_data.add(wanted.1, fd);
             }
         }

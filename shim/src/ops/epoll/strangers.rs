@@ -37,18 +37,19 @@ impl Set {
             self.becomes_opaque();
             return kernel();
         };
-        members.control_stranger(operation, fd, wanted, kernel)
+        members.control_stranger(self, operation, fd, wanted, kernel)
     }
 }
 
 impl Members {
     /// Something that is no member is in the set, or asked for anew.
-    pub(super) fn add_stranger(&mut self, fd: i32, events: u32, data: u64) {
+    pub(super) fn add_stranger(&mut self, set: &'static Set, fd: i32, events: u32, data: u64) {
         let before = self.strangers.0.insert(fd, (events, data)).map(|(_, before)| before);
         if before != Some(data) {
             if let Some(before) = before {
                 self.others.remove(before, fd);
             }
+            self.make_way(set, data);
             self.others.add(data, fd);
         }
         self.graves.unbury(data);
@@ -66,6 +67,7 @@ impl Members {
     /// stale.
     pub(super) fn control_stranger(
         &mut self,
+        set: &'static Set,
         operation: i32,
         fd: i32,
         wanted: Option<(u32, u64)>,
@@ -75,7 +77,7 @@ impl Members {
         match (operation, wanted) {
             _ if result != 0 => {}
             (libc::EPOLL_CTL_DEL, _) => self.remove_stranger(fd),
-            (_, Some((events, data))) => self.add_stranger(fd, events, data),
+            (_, Some((events, data))) => self.add_stranger(set, fd, events, data),
             _ => {}
         }
         result
