@@ -32,6 +32,7 @@ use libc::epoll_event;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use thallus_transport::arena::State;
+use thallus_transport::process;
 use thallus_transport::reason::Reason;
 use thallus_transport::search::Waits;
 
@@ -261,13 +262,15 @@ pub(crate) fn stalled(slot: &'static Slot) {
 /// The descriptor `fd` of this slot's connection is being closed, and is still `open`. What the program has taken out of a set
 /// in memory alone leaves it now: until the kernel has closed the socket, or for as long as it has other descriptors, it would go
 /// on reporting what nobody would know any more. So does a one-shot registration that has been reported: whatever its mask is, the
-/// kernel tells of a hang-up. False if that can't be done now, because a signal handler closes it.
+/// kernel tells of a hang-up. But one that was made before this process was forked is its parent's, as long as that has the connection.
+/// False if that can't be done now, because a signal handler closes it.
 fn taken_out(slot: &'static Slot, fd: i32, open: bool, last: bool) -> bool {
     let Some(all) = memberships(slot) else { return false };
     for (set, _) in all.into_iter().filter(|&(_, as_fd)| open && as_fd == fd) {
         let Some(mut members) = set.lock() else { return false };
         if let Some(member) = members.by_fd.get_mut(&fd) {
-            member.deleted |= last && member.active && member.spent;
+            let is_own = || !member.inherited || member.connection().block.held_only_by(process::id());
+            member.deleted |= last && member.active && member.spent && is_own();
             if member.deleted {
                 members.sync(set, fd);
             }

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use thallus_transport::arena::{State, View};
 
-use super::peers::{echo, hand_to_child, own_arenas, request_echoes, send_all};
+use super::peers::{
+    demand, echo, hand_to_child, own_arenas, request_echoes, send_all, sends_on_demand, stop,
+};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Child, End, Errno, Fd, Leave, Program, fork, quietly};
 use crate::say;
@@ -28,6 +30,12 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("child_reads_parent_writes", child_reads_parent_writes, echoes).alone(SHARED),
     Behaviour::connected("child_has_it_after_the_parent", child_after_parent, echoes).alone(SHARED),
     Behaviour::connected("child_closes_its_copy", child_closes, echoes).alone(SHARED),
+    Behaviour::connected(
+        "child_closes_what_the_parent_has_in_a_set",
+        child_closes_beside_a_set,
+        sends_on_demand,
+    )
+    .alone(SHARED),
     Behaviour::connected("child_exits_with_its_copy", child_exits, echoes).alone(SHARED),
     Behaviour::connected("child_is_killed_with_its_copy", child_killed, echoes).alone(SHARED),
     Behaviour::connected("end_only_after_the_child", end_after_child, notes_the_end).alone(SHARED),
@@ -376,6 +384,32 @@ fn child_closes_in_handler(side: &Side) {
     in_child(|| {});
     quietly(|| echo(fd));
     side.sync("done");
+}
+
+/// The registrations stay the parent's, both one that has been reported and one that is made again.
+fn child_closes_beside_a_set(side: &Side, fd: Fd) {
+    const IN: u32 = libc::EPOLLIN as u32;
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    let is_told = |data: u64| {
+        // For so long that nothing is expected of the connection any more.
+        for _ in 0..20 {
+            assert_eq!(quietly(|| calls::epoll_wait(epfd, 4, 1)), Ok(vec![]));
+        }
+        let told = while_blocked(|| calls::epoll_wait(epfd, 4, -1), || demand(side)).expect("epoll_wait");
+        assert_eq!(told.iter().map(|ready| (ready.events, ready.data)).collect::<Vec<_>>(), [(IN, data)]);
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+    };
+    let close = || calls::close(fd).expect("close");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN | libc::EPOLLONESHOT, 1).expect("EPOLL_CTL_ADD");
+    is_told(1);
+    in_child(close);
+    calls::epoll_modify(epfd, fd, libc::EPOLLIN, 2).expect("EPOLL_CTL_MOD");
+    is_told(2);
+    calls::epoll_delete(epfd, fd).expect("EPOLL_CTL_DEL");
+    in_child(close);
+    calls::epoll_add(epfd, fd, libc::EPOLLIN, 3).expect("EPOLL_CTL_ADD");
+    is_told(3);
+    stop(side);
 }
 
 fn child_exits(_side: &Side, fd: Fd) {

@@ -42,6 +42,8 @@ pub(super) struct Member {
     pub(super) spent: bool,
     /// The program has deleted it; the kernel does not know yet.
     pub(super) deleted: bool,
+    /// It was made before this process was forked: its parent has it, too.
+    pub(super) inherited: bool,
     /// There is something to report that no bell announced: the kernel is made to report it.
     pub(super) kicked: bool,
     /// What the kernel had received over TCP before it was made to report it, and as of which the program has been told: until more comes
@@ -114,6 +116,7 @@ impl Member {
             cooled: None,
             spent: false,
             deleted: false,
+            inherited: false,
             kicked: false,
             kicked_at: None,
             told: None,

@@ -595,6 +595,15 @@ impl Members {
         }
     }
 
+    /// What has been taken out in memory alone leaves the kernel: a child might do so when it is in there again.
+    fn tell_deletions(&mut self, set: &'static Set) {
+        let is_deleted = |fd: &i32| self.by_fd.get(fd).is_some_and(|member| member.deleted);
+        let deleted: Named = self.hot.iter().copied().filter(is_deleted).collect();
+        for fd in deleted {
+            self.sync(set, fd);
+        }
+    }
+
     /// The descriptors that a kernel report with `data` may mean.
     pub(super) fn named(&self, data: u64) -> Named {
         self.by_data.of(data).into()
@@ -728,7 +737,10 @@ pub(crate) fn quiesce() -> Option<Quiet> {
         return None;
     }
     let sets = SETS.lock().ok()?;
-    let members = sets.iter().filter_map(|set| set.members.lock().ok()).collect();
+    let mut members: Vec<_> = sets.iter().filter_map(|set| set.members.lock().ok()).collect();
+    for (set, members) in sets.iter().zip(&mut members) {
+        members.tell_deletions(set);
+    }
     Some(Quiet { sets, members, _free: FREE.lock().ok()?, _memberships: MEMBERSHIPS.lock().ok()? })
 }
 
@@ -741,6 +753,9 @@ impl Quiet {
             // It is the parent's as well, whose changes are not seen here.
             set.becomes_opaque();
             let Members { by_fd, hot, .. } = &mut **members;
+            for member in by_fd.values_mut() {
+                member.inherited = true;
+            }
             for (&fd, member) in by_fd.iter_mut().filter(|(_, member)| member.active) {
                 member.armed = None;
                 if !member.hot {
