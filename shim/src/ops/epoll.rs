@@ -101,6 +101,7 @@ pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epo
         set.becomes_opaque();
         return kernel(event);
     };
+    members.meet(set, fd, call.slot);
     if call.connection().block.state() == State::Pinned && members.abandon(set, fd) {
         return members.control_stranger(set, operation, fd, wanted, || kernel(event));
     }
@@ -222,6 +223,7 @@ pub(crate) fn waits(slot: &'static Slot) -> Waits {
 pub(crate) fn became_active(slot: &'static Slot) {
     for (set, fd) in memberships(slot).unwrap_or_default() {
         let Some(mut members) = set.lock() else { continue };
+        let Some(fd) = members.key_of(fd, slot) else { continue };
         let told = members.has_told(set, fd);
         let Some(member) = members.by_fd.get_mut(&fd) else { continue };
         if !member.active {
@@ -237,7 +239,11 @@ pub(crate) fn became_active(slot: &'static Slot) {
 /// looked after all the same, or none can be changed now.
 pub(crate) fn abandon(slot: &'static Slot) -> bool {
     memberships(slot).is_some_and(|all| {
-        all.into_iter().all(|(set, fd)| set.lock().is_some_and(|mut members| members.abandon(set, fd)))
+        all.into_iter().all(|(set, fd)| {
+            set.lock().is_some_and(|mut members| {
+                members.key_of(fd, slot).is_none_or(|key| members.abandon(set, key))
+            })
+        })
     })
 }
 
@@ -252,6 +258,7 @@ pub(crate) fn calm(slot: &'static Slot) {
 pub(crate) fn stalled(slot: &'static Slot) {
     for (set, fd) in memberships(slot).unwrap_or_default() {
         if let Some(mut members) = set.lock()
+            && let Some(fd) = members.key_of(fd, slot)
             && members.by_fd.get(&fd).is_some_and(|member| member.active)
         {
             members.settle(set, fd);
@@ -268,7 +275,7 @@ fn taken_out(slot: &'static Slot, fd: i32, open: bool, last: bool) -> bool {
     let Some(all) = memberships(slot) else { return false };
     for (set, _) in all.into_iter().filter(|&(_, as_fd)| open && as_fd == fd) {
         let Some(mut members) = set.lock() else { return false };
-        if let Some(member) = members.by_fd.get_mut(&fd) {
+        if let Some(member) = members.by_fd.get_mut(&fd).filter(|member| std::ptr::eq(member.slot, slot)) {
             let is_own = || !member.inherited || member.connection().block.held_only_by(process::id());
             member.deleted |= last && member.active && member.spent && is_own();
             if member.deleted {
@@ -288,7 +295,9 @@ pub(crate) fn closed(slot: &'static Slot, fd: i32, open: bool) -> bool {
     let Some(all) = memberships(slot) else { return false };
     for (set, fd) in all {
         let Some(mut members) = set.lock() else { return false };
-        members.remove(set, fd);
+        if let Some(key) = members.key_of(fd, slot) {
+            members.remove(set, key);
+        }
     }
     true
 }
@@ -298,7 +307,8 @@ pub(crate) fn renamed(slot: &'static Slot, fd: i32, other: i32, open: bool) {
     taken_out(slot, fd, open, false);
     for (set, as_fd) in memberships(slot).unwrap_or_default() {
         if let Some(mut members) = set.lock()
-            && let Some(member) = members.by_fd.get_mut(&as_fd)
+            && let Some(key) = members.key_of(as_fd, slot)
+            && let Some(member) = members.by_fd.get_mut(&key)
             && member.io == fd
         {
             member.io = other;

@@ -67,6 +67,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("mixed_with_everything", mixed, sends_on_demand),
     Behaviour::connected("woken_by_a_pipe", woken_by_a_pipe, waits),
     Behaviour::connected("woken_by_an_addition", woken_by_an_addition, sends_on_demand),
+    Behaviour::whole("a_number_that_is_used_again", number_used_again, sends_on_two, Tally::Upgraded(2)),
     Behaviour::whole("few_events_at_a_time", few_at_a_time, sends_on_five, Tally::Upgraded(5)),
     Behaviour::whole("nothing_starves", nothing_starves, sends_on_five, Tally::Upgraded(5)),
     Behaviour::connected("beside_one_that_is_always_ready", pipe_beside_a_busy_one, asks_until_the_end),
@@ -678,6 +679,54 @@ fn sends_in_many_orders(side: &Side) {
             assert_eq!(quietly(|| calls::send(fds[index], b"x", 0)), Ok(1));
         }
         assert_eq!(receive_exactly(fds[0], 4), b"next");
+    }
+    side.sync("done");
+}
+
+/// A registration whose number has been closed, and whose connection has another, is none of the connection that gets the number.
+fn number_used_again(side: &Side) {
+    let listener = side.listen();
+    let first = side.accept(listener);
+    side.answer_warm_up(first);
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, first, EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    let copy = calls::dup(first).expect("dup");
+    calls::close(first).expect("close");
+    let second = side.accept(listener);
+    side.answer_warm_up(second);
+    assert_eq!(second, first);
+    assert_eq!(calls::epoll_modify(epfd, second, EPOLLIN, 2), Err(Errno::ENOENT));
+    assert_eq!(calls::epoll_delete(epfd, second), Err(Errno::ENOENT));
+    let is_told = |fd, data| {
+        side.sync("send now");
+        let ready = calls::epoll_wait(epfd, 8, -1).expect("epoll_wait");
+        assert_eq!(ready.iter().map(|ready| ready.data).collect::<Vec<_>>(), [data]);
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+    };
+    for _ in 0..3 {
+        calls::epoll_add(epfd, second, EPOLLIN, 2).expect("EPOLL_CTL_ADD");
+        is_told(copy, 1);
+        is_told(second, 2);
+        calls::epoll_delete(epfd, second).expect("EPOLL_CTL_DEL");
+    }
+    // It has its number again.
+    assert_eq!(calls::dup2(copy, second), Ok(first));
+    is_told(copy, 1);
+    calls::epoll_modify(epfd, first, EPOLLIN, 3).expect("EPOLL_CTL_MOD");
+    is_told(copy, 3);
+    side.sync("done");
+}
+
+fn sends_on_two(side: &Side) {
+    let destination = side.destination();
+    let fds = [(); 2].map(|()| {
+        let fd = side.connect_to(destination);
+        side.warm_up(fd);
+        fd
+    });
+    for at in [0, 1, 0, 1, 0, 1, 0, 0] {
+        side.sync("send now");
+        assert_eq!(calls::send(fds[at], b"data", 0), Ok(4));
     }
     side.sync("done");
 }

@@ -24,6 +24,8 @@ pub(super) struct Member {
     pub(super) slot: &'static Slot,
     /// The descriptor by which the connection is reached: the registered one while that is open.
     pub(super) io: i32,
+    /// The descriptor as which the kernel has it.
+    pub(super) number: i32,
     /// What the program asked for, with its modes.
     pub(super) events: u32,
     pub(super) data: u64,
@@ -106,6 +108,7 @@ impl Member {
         Self {
             slot,
             io: fd,
+            number: fd,
             events,
             data,
             active,

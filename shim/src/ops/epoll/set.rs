@@ -129,7 +129,11 @@ impl Names {
 
 #[derive(Debug, Default)]
 pub(super) struct Members {
+    /// By [`Member::number`]; those whose number is another's by now have keys below [`OUSTED`].
     pub(super) by_fd: ByFd,
+    /// These keys, and how many there have been.
+    ousted: Vec<i32>,
+    oustings: i32,
     /// Descriptors that the kernel has with the same `epoll_data`: its reports name only that.
     by_data: Names,
     pub(super) hot: Vec<i32>,
@@ -153,6 +157,9 @@ pub(super) struct Early {
     /// Of the young connection; 0 for a socket.
     pub(super) generation: u32,
 }
+
+/// No descriptor, nor is what is less.
+const OUSTED: i32 = -2;
 
 /// One in [`Set::sleepers`].
 pub(super) const SLEEPING: u64 = 1;
@@ -490,7 +497,56 @@ impl Members {
         }
     }
 
+    /// The key by which `slot` is known that was, or is, known as `fd`: others may have changed that since the caller asked for it.
+    pub(super) fn key_of(&self, fd: i32, slot: &'static Slot) -> Option<i32> {
+        let is_its = |member: &Member| std::ptr::eq(member.slot, slot);
+        if self.by_fd.get(&fd).is_some_and(is_its) {
+            return Some(fd);
+        }
+        self.by_fd.iter().find(|(_, member)| is_its(member)).map(|(&key, _)| key)
+    }
+
+    /// From now on `fd`, if it is known, means the connection of `slot`. That of another one, which had this number before, and lives on by
+    /// another, stays in the set, as it does in the kernel's (epoll(7)); and if this one has been so before, it is known by its number again.
+    pub(super) fn meet(&mut self, set: &'static Set, fd: i32, slot: &'static Slot) {
+        if let Some(member) = self.by_fd.get(&fd)
+            && !std::ptr::eq(member.slot, slot)
+        {
+            if member.io == fd || member.connection().is_closed() {
+                self.remove(set, fd);
+            } else {
+                let key = OUSTED - self.oustings;
+                self.oustings = (self.oustings + 1) % (i32::MAX / 2);
+                self.ousted.push(key);
+                self.rename(set, fd, key);
+            }
+        }
+        let is_its = |key: &&i32| {
+            self.by_fd.get(*key).is_some_and(|member| member.number == fd && std::ptr::eq(member.slot, slot))
+        };
+        if let Some(&key) = self.ousted.iter().find(is_its) {
+            self.ousted.retain(|&other| other != key);
+            self.rename(set, key, fd);
+        }
+    }
+
+    fn rename(&mut self, set: &'static Set, from: i32, to: i32) {
+        let Some(member) = self.by_fd.remove(&from) else { return };
+        self.by_data.remove(member.kernel.1, from);
+        self.by_data.add(member.kernel.1, to);
+        let hot = self.hot.iter_mut();
+        let grown = self.grown.iter_mut().map(|(_, fd)| fd);
+        for fd in hot.chain(grown).filter(|fd| **fd == from) {
+            *fd = to;
+        }
+        // In this order: who looks for all of a slot's finds one.
+        join(member.slot, set, to);
+        leave(member.slot, set, from);
+        self.by_fd.insert(to, member);
+    }
+
     pub(super) fn insert(&mut self, set: &'static Set, fd: i32, mut member: Member) {
+        self.meet(set, fd, member.slot);
         self.remove(set, fd);
         self.remove_stranger(fd);
         self.make_way(set, member.kernel.1);
@@ -545,6 +601,9 @@ impl Members {
         }
         self.drop_data(set, member.kernel.1, fd);
         self.hot.retain(|&hot| hot != fd);
+        if fd <= OUSTED {
+            self.ousted.retain(|&ousted| ousted != fd);
+        }
         leave(member.slot, set, fd);
     }
 
@@ -676,8 +735,7 @@ impl Members {
             return true;
         }
         if member.deleted {
-            // SAFETY: deletion takes no event.
-            unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+            tell(epfd, libc::EPOLL_CTL_DEL, member, std::ptr::null_mut());
             self.remove(set, fd);
             return false;
         }
@@ -688,12 +746,8 @@ impl Members {
             member.connection().watched_for_edges(true);
         }
         if wanted != before || std::mem::take(&mut member.is_stale) {
-            let event = epoll_event { events: wanted.0, u64: wanted.1 };
-            if member.io == fd {
-                modify(epfd, fd, event);
-            } else {
-                modify_as(epfd, member.io, fd, event);
-            }
+            let mut event = epoll_event { events: wanted.0, u64: wanted.1 };
+            tell(epfd, libc::EPOLL_CTL_MOD, member, &raw mut event);
             member.kernel = wanted;
             if before.1 != wanted.1 {
                 self.by_data.remove(before.1, fd);
@@ -705,20 +759,22 @@ impl Members {
     }
 }
 
-fn modify(epfd: i32, fd: i32, mut event: epoll_event) {
-    // SAFETY: a valid event; the set and the socket are the program's.
-    unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &raw mut event) };
-}
-
-/// [`modify`]s a registration as `fd`, which has been closed, of a connection that lives on as `io`. The kernel finds it only by both,
-/// the socket and the number (epoll_ctl(2)), so the socket has this number for so long, if it is free.
-fn modify_as(epfd: i32, io: i32, fd: i32, event: epoll_event) {
+/// epoll_ctl(2) for `member`; `event` is null, or valid. The kernel finds it only by both, the socket and the number, so if that has
+/// been closed, and the connection lives on by another, the socket has this number for so long, if it is free.
+fn tell(epfd: i32, operation: i32, member: &Member, event: *mut epoll_event) {
+    let (io, number) = (member.io, member.number);
+    // SAFETY: the set and the socket are the program's; the event is valid, or the operation takes none.
+    let call = || unsafe { real::epoll_ctl(epfd, operation, number, event) };
+    if io == number {
+        call();
+        return;
+    }
     let _uninterrupted = Uninterrupted::begin();
     // SAFETY: known not to be closed.
     let socket = unsafe { BorrowedFd::borrow_raw(io) };
-    let copy = rustix::io::fcntl_dupfd_cloexec(socket, fd).map(Descriptor::from);
-    if copy.as_ref().is_ok_and(|copy| copy.as_fd().as_raw_fd() == fd) {
-        modify(epfd, fd, event);
+    let copy = rustix::io::fcntl_dupfd_cloexec(socket, number).map(Descriptor::from);
+    if copy.as_ref().is_ok_and(|copy| copy.as_fd().as_raw_fd() == number) {
+        call();
     }
 }
 
