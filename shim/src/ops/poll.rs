@@ -129,10 +129,11 @@ fn wait_mixed(
             if only_ours && !overlooks(fds, polled) {
                 return Ok(ready);
             }
-            return glance(fds, polled, true);
+            return glance(fds, polled, true, std::ptr::null());
         }
         if timeout == Some(Duration::ZERO) {
-            return glance(fds, polled, true);
+            // A signal that is pending, and that the mask lets through, comes before nothing.
+            return glance(fds, polled, true, mask);
         }
         let patience = |one: &Polled| one.call.connection().patience.allowance_ns();
         let budget = polled.iter().map(patience).max().unwrap_or(0);
@@ -142,7 +143,7 @@ fn wait_mixed(
                 return true;
             }
             if !only_ours && glances.are_due(others_ran) {
-                match glance(fds, polled, false) {
+                match glance(fds, polled, false, std::ptr::null()) {
                     Ok(0) => {}
                     other => {
                         found = Some(other);
@@ -223,10 +224,15 @@ fn take_stock(fds: &mut [pollfd], polled: &[Polled]) -> i32 {
     ready
 }
 
-/// Asks the kernel without waiting, and adds what memory shows. `settle`: report nothing as a result too.
-fn glance(fds: &mut [pollfd], polled: &mut [Polled], settle: bool) -> Result<i32, Errno> {
+/// Asks the kernel without waiting, under this signal mask, and adds what memory shows. `settle`: report nothing as a result too.
+fn glance(
+    fds: &mut [pollfd],
+    polled: &mut [Polled],
+    settle: bool,
+    mask: *const sigset_t,
+) -> Result<i32, Errno> {
     let mut copy = kernel_view(fds, polled, None);
-    let ready = kernel(&mut copy, Some(Duration::ZERO), std::ptr::null())?;
+    let ready = kernel(&mut copy, Some(Duration::ZERO), mask)?;
     if ready == 0 && !settle {
         return Ok(0);
     }
@@ -297,7 +303,7 @@ fn sleep(
     arm(fds, polled, claim.is_some());
     let news = if take_stock(fds, polled) > 0 { News::Here } else { News::of(fds, polled) };
     let result = if matches!(news, News::Here) {
-        glance(fds, polled, true)
+        glance(fds, polled, true, std::ptr::null())
     } else {
         let mut copy = kernel_view(fds, polled, news.fd());
         let claim = claim.filter(|_| polled.iter().any(|one| one.armed == Some(Wakes::ByChime)));

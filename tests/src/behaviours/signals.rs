@@ -21,6 +21,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("one_of_two_handlers_ends_a_send", one_of_two_handlers, reads_when_told),
     Behaviour::connected("interrupted_waits", interrupted_waits, sends_when_told),
     Behaviour::connected("masks_of_waits", masks_of_waits, sends_when_told),
+    Behaviour::connected("masks_of_looks", masks_of_looks, sends_when_told),
     Behaviour::connected("ready_comes_before_a_signal", ready_comes_first, sends_when_told),
     Behaviour::connected("signals_at_any_moment", signals_at_any_moment, sends_when_told),
     Behaviour::connected("restarted_at_any_moment", restarted_at_any_moment, answers_many),
@@ -210,6 +211,32 @@ fn interrupted_waits(side: &Side, fd: Fd) {
     say!("caught {}", caught(SIGNAL));
     side.sync("send now");
     assert_eq!(calls::poll(&[(fd, libc::POLLIN)], -1), Ok(vec![libc::POLLIN]));
+    side.sync("done");
+}
+
+/// So it does with one that does not wait, if there is nothing.
+fn masks_of_looks(side: &Side, fd: Fd) {
+    calls::catch(SIGNAL, true);
+    let (open, closed) = (SignalSet::of(&[]), SignalSet::of(&[SIGNAL]));
+    closed.block_only();
+    let ways: [fn(Fd, &SignalSet) -> Option<Errno>; 2] = [
+        |fd, mask| calls::ppoll(&[(fd, libc::POLLIN)], Some(Duration::ZERO), Some(mask)).err(),
+        |fd, mask| calls::pselect(&[fd], &[], &[], Some(Duration::ZERO), Some(mask)).err(),
+    ];
+    for (round, way) in ways.into_iter().enumerate() {
+        signal_thread(thread_id(), SIGNAL);
+        assert_eq!(way(fd, &closed), None);
+        assert_eq!(caught(SIGNAL), round, "a blocked signal was delivered");
+        assert_eq!(way(fd, &open), Some(Errno::EINTR));
+        assert_eq!(caught(SIGNAL), round + 1, "the signal was not delivered during the look");
+    }
+    side.sync("send now");
+    await_readable(fd);
+    for way in ways {
+        signal_thread(thread_id(), SIGNAL);
+        assert_eq!(way(fd, &open), None);
+        assert_eq!(caught(SIGNAL), ways.len(), "what is there comes first");
+    }
     side.sync("done");
 }
 
