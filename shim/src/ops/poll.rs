@@ -232,7 +232,7 @@ fn glance(
     mask: *const sigset_t,
 ) -> Result<i32, Errno> {
     let mut copy = kernel_view(fds, polled, None);
-    let ready = kernel(&mut copy, Some(Duration::ZERO), mask)?;
+    let ready = kernel_with_others(&mut copy, fds.len(), Some(Duration::ZERO), mask)?;
     if ready == 0 && !settle {
         return Ok(0);
     }
@@ -299,16 +299,35 @@ fn sleep(
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Result<i32, Errno> {
-    let claim = Claim::take();
+    match sleep_with(fds, polled, timeout, mask, Claim::take(), true) {
+        // There is no place for descriptors of the library's.
+        Err(Errno::INVAL) => sleep_with(fds, polled, timeout, mask, None, false),
+        result => result,
+    }
+}
+
+/// [`sleep`]s, and may watch the ear besides, by this claim; and if `watches_news`, what is stuck by a set of its own.
+fn sleep_with(
+    fds: &mut [pollfd],
+    polled: &mut [Polled],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+    claim: Option<Claim>,
+    watches_news: bool,
+) -> Result<i32, Errno> {
     arm(fds, polled, claim.is_some());
-    let news = if take_stock(fds, polled) > 0 { News::Here } else { News::of(fds, polled) };
+    let news = match take_stock(fds, polled) {
+        0 if watches_news => News::of(fds, polled),
+        0 => News::Plain,
+        _ => News::Here,
+    };
     let result = if matches!(news, News::Here) {
         glance(fds, polled, true, std::ptr::null())
     } else {
         let mut copy = kernel_view(fds, polled, news.fd());
         let claim = claim.filter(|_| polled.iter().any(|one| one.armed == Some(Wakes::ByChime)));
         copy.extend(claim.iter().map(|claim| pollfd { fd: claim.fd(), events: libc::POLLIN, revents: 0 }));
-        kernel(&mut copy, timeout, mask).map(|_| {
+        kernel_with_others(&mut copy, fds.len(), timeout, mask).map(|_| {
             if let (Some(claim), Some(ear)) = (&claim, copy.last())
                 && ear.revents != 0
             {
@@ -436,6 +455,26 @@ pub(crate) fn from_timespec(time: timespec) -> Result<Duration, Errno> {
     let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
     let nanos = u32::try_from(time.tv_nsec).map_err(|_| Errno::INVAL)?;
     if nanos >= 1_000_000_000 { Err(Errno::INVAL) } else { Ok(Duration::new(seconds, nanos)) }
+}
+
+/// [`kernel`], for `count` descriptors of the program's and others behind them. It takes no more than a process may have open: then those
+/// are left out that are none.
+fn kernel_with_others(
+    fds: &mut [pollfd],
+    count: usize,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<i32, Errno> {
+    let result = kernel(fds, timeout, mask);
+    if result != Err(Errno::INVAL) || fds.len() == count || count as u64 > table::most_descriptors() {
+        return result;
+    }
+    let mut some: Vec<pollfd> = fds.iter().copied().filter(|fd| fd.fd >= 0).collect();
+    let ready = kernel(&mut some, timeout, mask)?;
+    for (fd, answer) in fds.iter_mut().filter(|fd| fd.fd >= 0).zip(some) {
+        fd.revents = answer.revents;
+    }
+    Ok(ready)
 }
 
 /// ppoll(2), as a cancellation point.

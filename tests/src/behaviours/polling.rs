@@ -35,6 +35,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("the_same_descriptor_twice", same_twice, sends_on_demand),
     Behaviour::connected("mixed_with_everything", mixed, sends_on_demand),
     Behaviour::connected("woken_by_a_pipe", woken_by_a_pipe, waits),
+    Behaviour::connected("as_many_as_may_be_open", as_many_as_may_be_open, sends_on_demand),
     Behaviour::connected("woken_by_an_eventfd", woken_by_an_eventfd, waits),
     Behaviour::connected("woken_by_a_timer", woken_by_a_timer, waits),
     Behaviour::connected("woken_by_a_signalfd", woken_by_a_signalfd, waits),
@@ -298,6 +299,26 @@ fn woken_by_a_pipe(side: &Side, fd: Fd) {
     );
     assert_eq!(ready, Ok(vec![0, POLLIN]));
     side.sync("done");
+}
+
+/// The kernel takes no more entries than a process may have descriptors, whatever they are.
+fn as_many_as_may_be_open(side: &Side, fd: Fd) {
+    const MOST: usize = 300;
+    calls::limit_descriptors(MOST as u64);
+    let (reading, _writing) = calls::pipe().expect("pipe");
+    for other in [-1, reading] {
+        let mut list = vec![(other, POLLIN); MOST];
+        list[MOST - 1].0 = fd;
+        for _ in 0..3 {
+            let poll = || quietly(|| calls::poll(&list, -1)).map(|found| found[MOST - 1]);
+            assert_eq!(while_blocked(poll, || demand(side)), Ok(POLLIN));
+            assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+            assert_eq!(quietly(|| calls::poll(&list, 0)).map(|found| found[MOST - 1]), Ok(0));
+        }
+        list.push((fd, POLLIN));
+        assert_eq!(quietly(|| calls::poll(&list, 1)), Err(Errno::EINVAL));
+    }
+    stop(side);
 }
 
 fn woken_by_an_eventfd(side: &Side, fd: Fd) {
