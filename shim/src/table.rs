@@ -352,7 +352,7 @@ pub(crate) fn discover_epoll_set(fd: i32) -> Option<&'static Set> {
 
 /// Makes `fd` an epoll set that we look after; `opaque` if the program has not just made it.
 pub(crate) fn add_epoll_set(fd: i32, opaque: bool) -> Option<&'static Set> {
-    let set = Set::create(fd, opaque);
+    let set = Set::create(fd, opaque)?;
     let word = std::ptr::from_ref(set).expose_provenance() | EPOLL;
     put(fd, word).then_some(set)
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Behaviour;
+use super::peers::drains_on_demand;
 use crate::calls::{self, Errno, Fd, SignalSet, caught, quietly, signal_thread, thread_id};
 use crate::say;
 use crate::side::{Side, await_asleep, await_readable, pause, receive_exactly, while_blocked};
@@ -26,6 +27,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("signals_at_any_moment", signals_at_any_moment, sends_when_told),
     Behaviour::connected("restarted_at_any_moment", restarted_at_any_moment, answers_many),
     Behaviour::connected("a_handler_that_sends", a_handler_that_sends, counts_two_kinds),
+    Behaviour::connected("a_handler_that_closes", a_handler_that_closes, drains_on_demand),
     Behaviour::connected("a_handler_that_receives", a_handler_that_receives, sends_many),
 ];
 
@@ -369,6 +371,25 @@ fn a_handler_that_sends(side: &Side, fd: Fd) {
     calls::default_action(SIGNAL);
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
     side.tell(by_handler as u64);
+    side.sync("done");
+}
+
+/// What is in an epoll set, while the program finds no room in it.
+fn a_handler_that_closes(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN | libc::EPOLLET, 1).expect("EPOLL_CTL_ADD");
+    let mut total = fill(fd);
+    side.sync("full");
+    calls::catch_and_copy(SIGNAL, fd);
+    under_fire(|| {
+        while caught(SIGNAL) < MANY {
+            total += quietly(|| calls::send(fd, b"data", libc::MSG_DONTWAIT)).unwrap_or(0);
+        }
+    });
+    calls::default_action(SIGNAL);
+    side.tell(total as u64);
+    side.sync("drain now");
+    side.sync("drained");
     side.sync("done");
 }
 

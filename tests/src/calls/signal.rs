@@ -69,6 +69,24 @@ pub fn catch_and_receive(signal: c_int, fd: Fd) {
     act(signal, handler as libc::sighandler_t, libc::SA_RESTART);
 }
 
+extern "C" fn copy_and_close(signal: c_int) {
+    let before = Errno::last();
+    // SAFETY: takes no pointer.
+    let copy = unsafe { libc::dup(HANDLER_FD.load(Ordering::SeqCst)) };
+    // SAFETY: takes no pointer.
+    if copy >= 0 && unsafe { libc::close(copy) } == 0 {
+        count(signal);
+    }
+    restore(before);
+}
+
+/// At each such signal makes a copy of the descriptor and closes it, and counts the signal if that could be done.
+pub fn catch_and_copy(signal: c_int, fd: Fd) {
+    HANDLER_FD.store(fd, Ordering::SeqCst);
+    let handler: extern "C" fn(c_int) = copy_and_close;
+    act(signal, handler as libc::sighandler_t, libc::SA_RESTART);
+}
+
 /// Bytes that the handler of [`catch_and_receive`] received.
 pub fn received_by_handler() -> usize {
     HANDLER_RECEIVED.load(Ordering::SeqCst)

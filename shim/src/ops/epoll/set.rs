@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -173,8 +174,30 @@ const KEEP: Duration = Duration::from_secs(1);
 const TRIMMED_AT_ONCE: usize = 2;
 
 thread_local! {
-    /// Whether this thread holds some set's lock: a signal handler must not wait for it.
+    /// Whether this thread has one of this module's locks, or is about to get or to have given back one: a signal handler must not wait for it.
     static HOLDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The right to take locks of this module: got before the first one, and given back after the last.
+#[derive(Debug)]
+struct Holder(PhantomData<*const ()>);
+
+impl Holder {
+    /// `None` in a signal handler that has interrupted one.
+    fn begin() -> Option<Self> {
+        if HOLDS.replace(true) {
+            return None;
+        }
+        compiler_fence(Ordering::SeqCst);
+        Some(Self(PhantomData))
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        compiler_fence(Ordering::SeqCst);
+        HOLDS.set(false);
+    }
 }
 
 /// The lock of one set.
@@ -182,6 +205,8 @@ thread_local! {
 pub(super) struct Guard {
     set: &'static Set,
     members: MutexGuard<'static, Members>,
+    /// Dropped last.
+    _holder: Holder,
 }
 
 impl std::ops::Deref for Guard {
@@ -201,7 +226,6 @@ impl Drop for Guard {
     fn drop(&mut self) {
         self.set.is_vacant.store(self.by_fd.is_empty() && self.early.is_empty(), Ordering::Relaxed);
         self.set.takes_turn();
-        HOLDS.set(false);
     }
 }
 
@@ -241,24 +265,23 @@ fn leave(slot: &'static Slot, set: &'static Set, fd: i32) {
 
 /// Every set that this process has had. `None` if a signal handler has interrupted this thread in between.
 pub(super) fn all() -> Option<Vec<&'static Set>> {
-    if HOLDS.get() {
-        return None;
-    }
-    Some(SETS.lock().ok()?.clone())
+    let _holder = Holder::begin()?;
+    let sets = SETS.lock().ok()?;
+    Some(sets.clone())
 }
 
 /// The registrations of `slot`. `None` if a signal handler has interrupted this thread in between.
 pub(super) fn memberships(slot: &'static Slot) -> Option<Places> {
-    if HOLDS.get() {
-        return None;
-    }
+    let _holder = Holder::begin()?;
     let all = MEMBERSHIPS.lock().ok()?;
     Some(all.as_ref().and_then(|all| all.get(&key(slot)).cloned()).unwrap_or_default())
 }
 
 impl Set {
-    /// A set for the descriptor `epfd`; `opaque` if the program has not just made it.
-    pub(crate) fn create(epfd: i32, opaque: bool) -> &'static Self {
+    /// A set for the descriptor `epfd`; `opaque` if the program has not just made it. `None` if a signal handler has interrupted this thread
+    /// in between.
+    pub(crate) fn create(epfd: i32, opaque: bool) -> Option<&'static Self> {
+        let _holder = Holder::begin()?;
         if let Some(set) = FREE.lock().ok().and_then(|mut free| free.pop()) {
             set.epfd.store(epfd, Ordering::Relaxed);
             set.opaque.store(opaque, Ordering::Relaxed);
@@ -266,7 +289,7 @@ impl Set {
             set.nested.store(false, Ordering::SeqCst);
             set.awaited.store(false, Ordering::Relaxed);
             set.one_shots.store(false, Ordering::SeqCst);
-            return set;
+            return Some(set);
         }
         let set: &'static Self = Box::leak(Box::new(Self {
             members: Mutex::new(Members::default()),
@@ -290,19 +313,16 @@ impl Set {
         if let Ok(mut sets) = SETS.lock() {
             sets.push(set);
         }
-        set
+        Some(set)
     }
 
     /// The set's lock; `None` in a signal handler that interrupted its holder.
     pub(super) fn lock(&'static self) -> Option<Guard> {
-        if HOLDS.get() {
-            return None;
-        }
+        let holder = Holder::begin()?;
         let members = self.members.lock().ok()?;
-        HOLDS.set(true);
         // Before what it does can be seen: whoever gets a report of the kernel's on that finds the count changed.
         self.takes_turn();
-        Some(Guard { set: self, members })
+        Some(Guard { set: self, members, _holder: holder })
     }
 
     /// The lock has been taken, or is given back: by its holder alone.
