@@ -140,6 +140,8 @@ impl Members {
             return None;
         }
         match (operation, wanted) {
+            // Bad arguments come first, and are the kernel's to find.
+            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, None) => return None,
             (libc::EPOLL_CTL_ADD, _) if !member.deleted => return Some(Err(Errno::EXIST)),
             (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if member.deleted => {
                 return Some(Err(Errno::NOENT));
@@ -148,7 +150,12 @@ impl Members {
             (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some((events, data))) if events & EXCLUSIVE == 0 => {
                 member.ask(events, data);
             }
-            _ => return None,
+            _ => {
+                if member.deleted {
+                    self.sync(set, fd);
+                }
+                return None;
+            }
         }
         Some(Ok(()))
     }

@@ -26,6 +26,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("modify_arms_the_edge_again", modify_arms_again, sends_on_demand),
     Behaviour::connected("modify_wakes_a_waiter", modify_wakes, sends_on_demand),
     Behaviour::connected("delete", delete, sends_on_demand),
+    Behaviour::connected("deleted_and_exclusive", deleted_and_exclusive, sends_on_demand)
+        .tally(Tally::Total(1), Tally::Total(1))
+        .alone(&["exclusive"]),
     Behaviour::connected("no_interest", no_interest, ends_on_demand),
     Behaviour::connected("half_closed", half_closed, ends_on_demand),
     Behaviour::connected("half_closed_edge", half_closed_edge, ends_on_demand),
@@ -265,6 +268,19 @@ fn delete(side: &Side, fd: Fd) {
     calls::epoll_add(epfd, fd, EPOLLIN, 2).expect("EPOLL_CTL_ADD");
     assert_eq!(later(epfd), IN);
     assert_eq!(calls::epoll_add(epfd, fd, EPOLLIN, 3), Err(Errno::EEXIST));
+    stop(side);
+}
+
+fn deleted_and_exclusive(side: &Side, fd: Fd) {
+    let epfd = set_with(fd, EPOLLIN);
+    demand(side);
+    assert_eq!(later(epfd), IN);
+    calls::epoll_delete(epfd, fd).expect("EPOLL_CTL_DEL");
+    calls::epoll_add(epfd, fd, EPOLLIN | libc::EPOLLEXCLUSIVE, 2).expect("EPOLL_CTL_ADD");
+    assert_eq!(later(epfd), IN);
+    assert_eq!(calls::epoll_add(epfd, fd, EPOLLIN, 3), Err(Errno::EEXIST));
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+    assert_eq!(now(epfd), 0);
     stop(side);
 }
 
@@ -513,6 +529,10 @@ fn timeouts(side: &Side, fd: Fd) {
 
 fn wrong_arguments(side: &Side, fd: Fd) {
     let epfd = set_with(fd, EPOLLIN);
+    // Before anything polls the set from outside, or is added to it.
+    for operation in [libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_MOD] {
+        assert_eq!(calls::epoll_ctl_from_nowhere(epfd, operation, fd), Err(Errno::EFAULT));
+    }
     assert_eq!(calls::epoll_wait(epfd, 0, 0), Err(Errno::EINVAL));
     assert_eq!(calls::epoll_wait(fd, 8, 0), Err(Errno::EINVAL));
     assert_eq!(calls::epoll_wait(999, 8, 0), Err(Errno::EBADF));

@@ -192,6 +192,13 @@ pub fn epoll_delete(epfd: Fd, fd: Fd) -> Outcome<usize> {
     epoll_ctl("DEL", libc::EPOLL_CTL_DEL, epfd, fd, 0, 0)
 }
 
+/// epoll_ctl(2) without an event, which only a deletion may do.
+pub fn epoll_ctl_from_nowhere(epfd: Fd, op: c_int, fd: Fd) -> Outcome<usize> {
+    // SAFETY: the kernel takes null for an address that can't be read.
+    let ret = unsafe { libc::epoll_ctl(epfd, op, fd, std::ptr::null_mut()) };
+    noted_number(Errno::check(ret as isize), || format!("epoll_ctl({epfd}, {op}, {fd}, null)"))
+}
+
 fn epoll_ctl(name: &str, op: c_int, epfd: Fd, fd: Fd, events: c_int, data: u64) -> Outcome<usize> {
     let mut event = libc::epoll_event { events: events as u32, u64: data };
     // SAFETY: the event outlives the call.
