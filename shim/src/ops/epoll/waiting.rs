@@ -122,21 +122,21 @@ impl Set {
             let round = self.rounds.fetch_add(1, Ordering::Relaxed);
             // The kernel's own descriptors come first now and then, or busy rings would hide them.
             let asked = self.is_kernels_turn();
-            let have = if asked { self.glance(epfd, events)?.0 } else { 0 };
+            let have = if asked { self.glance(epfd, events, round)?.0 } else { 0 };
             let ready = have + self.collect(&mut events[have..], round, false);
             if ready > 0 {
                 self.note_answer();
                 return Ok(ready);
             }
             if timeout == Some(Duration::ZERO) {
-                let (have, anything) = if asked { (0, false) } else { self.glance(epfd, events)? };
+                let (have, anything) = if asked { (0, false) } else { self.glance(epfd, events, round)? };
                 // What memory shows is news only if the kernel had something to say.
                 let more = if anything { self.collect(&mut events[have..], round, false) } else { 0 };
                 return Ok(have + more);
             }
             // Not before it is needed: most waits of a busy loop end above.
             let deadline = *begun.get_or_insert_with(|| deadline_of(timeout));
-            let (spin, count) = self.spin(epfd, events, remaining(deadline))?;
+            let (spin, count) = self.spin(epfd, events, round, remaining(deadline))?;
             if count > 0 {
                 self.note_answer();
                 return Ok(count);
@@ -265,10 +265,15 @@ impl Set {
         })
     }
 
-    /// What the kernel reports at once, but for what memory shows of connections that are hot: [`Self::collect`] finds that,
-    /// and it must not hide the kernel's own descriptors from who takes few events at a time. Also whether the kernel
+    /// What the kernel reports at once, in wait number `round`, but for what memory shows of connections that are hot: [`Self::collect`]
+    /// finds that, and it must not hide the kernel's own descriptors from who takes few events at a time. Also whether the kernel
     /// reported anything.
-    fn glance(&'static self, epfd: i32, events: &mut [epoll_event]) -> Result<(usize, bool), Errno> {
+    fn glance(
+        &'static self,
+        epfd: i32,
+        events: &mut [epoll_event],
+        round: u32,
+    ) -> Result<(usize, bool), Errno> {
         let look = self.looks();
         let mut turns = self.active.load(Ordering::Relaxed).min(PASSED_OVER);
         let mut anything = false;
@@ -278,7 +283,7 @@ impl Set {
                 Err(errno) => break Err(errno),
             };
             anything |= got > 0;
-            let (kept, _) = self.sort_out(events, got, self.last_round(), self.is_awake());
+            let (kept, _) = self.sort_out(events, got, round, self.is_awake());
             if kept > 0 || got < events.len() || turns == 0 {
                 break Ok((kept, anything));
             }
@@ -292,6 +297,7 @@ impl Set {
         &'static self,
         epfd: i32,
         events: &mut [epoll_event],
+        round: u32,
         limit: Option<Duration>,
     ) -> Result<(Spin, usize), Errno> {
         let budget = self.patience.allowance_ns();
@@ -304,7 +310,7 @@ impl Set {
                 return true;
             }
             if glances.are_due(others_ran) {
-                found = self.glance(epfd, events).map(|(kept, _)| kept);
+                found = self.glance(epfd, events, round).map(|(kept, _)| kept);
                 return found != Ok(0);
             }
             false
