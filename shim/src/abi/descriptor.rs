@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use thallus_transport::reason::Reason;
 
 use super::guard;
-use crate::ops::{descriptor, stream};
+use crate::ops::{descriptor, epoll, stream};
 use crate::{errno, real, table};
 
 /// close(2).
@@ -159,6 +159,7 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FI
     // SAFETY: the program's own arguments.
     let stream = unsafe { real::fdopen(fd, mode) };
     if !stream.is_null() {
+        errno::keep(|| epoll::hand_over(fd));
         table::remove(fd);
     }
     stream

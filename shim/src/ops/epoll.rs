@@ -254,6 +254,19 @@ pub(crate) fn abandon(slot: &'static Slot) -> bool {
     })
 }
 
+/// The connection behind `fd` is about to be the kernel's alone, back on TCP: so are its registrations, with what the program has asked for.
+#[cold]
+pub(crate) fn hand_over(fd: i32) {
+    let Some(call) = table::enter_adult(fd) else { return };
+    for (set, fd) in memberships(call.slot).unwrap_or_default() {
+        if let Some(mut members) = set.lock()
+            && let Some(key) = members.key_of(fd, call.slot)
+        {
+            members.hand_over(set, key);
+        }
+    }
+}
+
 /// The kernel reports this slot's connection although it has no longer anything to read.
 #[cold]
 pub(crate) fn calm(slot: &'static Slot) {

@@ -14,7 +14,7 @@ use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
 use thallus_transport::uninterrupted::Uninterrupted;
 use thallus_transport::{chime, process, verbs};
 
-use crate::ops::stream;
+use crate::ops::{epoll, stream};
 use crate::table::{self, Quiet};
 use crate::{config, errno, real, stats};
 
@@ -360,6 +360,7 @@ pub(crate) fn enter_sandbox<T: PartialOrd + From<i8>>(call: impl FnOnce() -> T) 
     errno::keep(|| {
         for fd in table::descriptors() {
             if table::is_connection(fd) && stream::settle_until(fd, Reason::Sandbox, deadline) {
+                epoll::hand_over(fd);
                 table::remove(fd);
             }
         }

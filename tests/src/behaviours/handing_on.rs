@@ -1,7 +1,10 @@
 //! Connections that leave the library's sight: exec, SCM_RIGHTS, stdio, other listeners.
 
 use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp, with_bytes_put_aside};
-use super::peers::{MOMENTS, accept_for_a_moment, connect_for_a_moment, echo, request_echoes, send_all};
+use super::peers::{
+    MOMENTS, accept_for_a_moment, connect_for_a_moment, demand, echo, request_echoes, send_all,
+    sends_on_demand, stop,
+};
 use super::switching::{Wait, stream_both_ways, stream_nonblocking};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Leave, Program, Stdio, fork, quietly};
@@ -76,6 +79,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("to_stdio_after_the_upgrade", stdio_after, talks_in_lines_after)
         .alone(&["stdio"])
         // What libc's stdio moves, no hook counts.
+        .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("to_stdio_from_an_epoll_set", stdio_from_a_set, sends_on_demand)
+        .alone(&["stdio"])
         .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::whole("of_a_peer_that_only_reads", only_reads, splices_when_read, Tally::Returned(1))
         .alone(&["unsupported-call"])
@@ -524,6 +530,34 @@ fn stdio(side: &Side) {
 
 fn stdio_after(_side: &Side, fd: Fd) {
     speak_in_lines(fd);
+}
+
+/// The registrations go on as they were asked for.
+fn stdio_from_a_set(side: &Side, fd: Fd) {
+    const IN: u32 = libc::EPOLLIN as u32;
+    let level = calls::epoll_create().expect("epoll_create1");
+    let once = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(level, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    calls::epoll_add(once, fd, libc::EPOLLIN | libc::EPOLLONESHOT, 2).expect("EPOLL_CTL_ADD");
+    let later = |epfd, data| {
+        let ready = calls::epoll_wait(epfd, 4, -1).expect("epoll_wait");
+        assert_eq!(ready.iter().map(|ready| (ready.events, ready.data)).collect::<Vec<_>>(), [(IN, data)]);
+    };
+    demand(side);
+    later(level, 1);
+    later(once, 2);
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+    let stream = Stdio::open(fd);
+    demand(side);
+    for _ in 0..3 {
+        later(level, 1);
+    }
+    assert_eq!(calls::epoll_wait(once, 4, 0), Ok(vec![]));
+    calls::epoll_modify(once, fd, libc::EPOLLIN | libc::EPOLLONESHOT, 3).expect("EPOLL_CTL_MOD");
+    later(once, 3);
+    assert_eq!(calls::epoll_wait(once, 4, 0), Ok(vec![]));
+    stop(side);
+    stream.close();
 }
 
 fn speak_in_lines(fd: Fd) {

@@ -656,6 +656,23 @@ impl Members {
         true
     }
 
+    /// The connection registered as `fd` is the kernel's alone from now on, which gets what the program has asked for.
+    pub(super) fn hand_over(&mut self, set: &'static Set, fd: i32) {
+        if !self.sync(set, fd) || self.abandon(set, fd) {
+            return;
+        }
+        let Some(member) = self.by_fd.get(&fd) else { return };
+        let epfd = set.epfd.load(Ordering::Relaxed);
+        let data = member.data;
+        let events = if member.spent { ONESHOT } else { member.events };
+        if epfd >= 0 {
+            let mut event = epoll_event { events, u64: data };
+            tell(epfd, libc::EPOLL_CTL_MOD, member, &raw mut event);
+        }
+        self.remove(set, fd);
+        self.add_stranger(set, fd, events, data);
+    }
+
     /// The member `fd` has the name `data` no more: what the kernel reports by it is too late, unless something else has it.
     fn drop_data(&mut self, set: &'static Set, data: u64, fd: i32) {
         self.by_data.remove(data, fd);
