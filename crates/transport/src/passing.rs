@@ -56,8 +56,21 @@ impl Connection {
         if !of_kernel {
             return self.note_reset(fd);
         }
+        if errno == Errno::CONNRESET && self.segment().is_some_and(|segment| self.is_for_bells(segment)) {
+            return self.note_gone(fd);
+        }
         self.block.error.store(errno.raw_os_error().cast_unsigned(), Ordering::Relaxed);
         self.block.raise(flag::PEER_GONE | flag::RESET);
+    }
+
+    /// Whether the kernel's reset, once this side is back on its socket, can only be for the bells of the way back: the peer has died before it
+    /// followed, and had taken all that this side sent.
+    fn is_for_bells(&self, segment: &Segment) -> bool {
+        let peer = &segment.incoming().rare.0;
+        self.has_returned()
+            && !segment.is_alone()
+            && segment.incoming().end() & end::RETURN == 0
+            && self.block.tcp_sent.load(Ordering::Relaxed) <= peer.taken.load(Ordering::Acquire)
     }
 
     /// Whether no byte and no bell is anywhere but on TCP: then which of its two errors a reset is, the kernel knows.

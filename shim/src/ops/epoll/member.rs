@@ -224,6 +224,7 @@ impl Member {
         // Whoever has been told of a reset knows that both ends are over. Of a peer that has ended by the kernel alone the kernel has still
         // to tell, if this side had ended both.
         now.shut.1 |= now.ends & bit::ALWAYS == bit::ALWAYS
+            || now.ends & bit::HUP != 0 && connection.block.has(flag::RESET_TOLD)
             || now.ends & bit::HUP != 0 && !connection.recv_settled() && connection.peer_has_closed(self.io);
         let bits = all & (self.asked() | bit::ALWAYS);
         let Some(seen) = self.seen.filter(|_| bits != 0) else { return (bits, Some(now)) };
