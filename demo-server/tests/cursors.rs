@@ -325,7 +325,10 @@ fn a_client_that_ends_at_once_leaves_no_file() {
         // A server that says nothing more, also when the client has cancelled.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let mut command = support::client_program();
+        let client = support::client_program();
+        let mut command = support::program("env");
+        // Who runs this may ignore it, and then so would the client.
+        command.arg("--default-signal=HUP").arg(client.get_program());
         command.args(["--connect", &address, "--sql", "SELECT 1", "--out", path.to_str().unwrap()]);
         let mut client = command.spawn().unwrap();
         let pose = Pose::accept(&listener, b"", schema.header());
