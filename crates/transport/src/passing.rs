@@ -63,12 +63,13 @@ impl Connection {
         self.block.raise(flag::PEER_GONE | flag::RESET);
     }
 
-    /// Whether the kernel's reset, once this side is back on its socket, can only be for the bells of the way back: the peer has died before it
-    /// followed, and had taken all that this side sent.
+    /// Whether the reset of an `AF_UNIX` socket, once this side is back on it, can only be for the bells of the way back: the peer has died before
+    /// it followed, and had taken all that this side sent.
     fn is_for_bells(&self, segment: &Segment) -> bool {
         let peer = &segment.incoming().rare.0;
-        self.has_returned()
-            && !segment.is_alone()
+        // On TCP it may answer a write, too.
+        self.is_unix()
+            && self.has_returned()
             && segment.incoming().end() & end::RETURN == 0
             && self.block.tcp_sent.load(Ordering::Relaxed) <= peer.taken.load(Ordering::Acquire)
     }
