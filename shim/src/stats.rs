@@ -319,7 +319,7 @@ extern "C" fn at_exit() {
 
 extern "C" fn at_load() {
     crate::abi::silence_panics();
-    crate::ops::process::register_fork_handlers();
+    crate::ops::process::loaded();
     // SAFETY: the handler lives as long as this library, which is never unloaded.
     unsafe { libc::atexit(at_exit) };
 }

@@ -55,14 +55,24 @@ pub(crate) fn lead_to_hooks() -> bool {
     all
 }
 
+/// Whether this function is libc's own: a program, or another library, may have one of that name.
+pub(crate) fn is_libcs(function: *const ()) -> bool {
+    let inside = [function, libc::gnu_get_libc_version as *const ()].map(|function| function.addr() as u64);
+    let mut found = false;
+    for_each_object(&mut |object| {
+        found |= inside.into_iter().all(|address| holds(object, address));
+    });
+    found
+}
+
 /// This library's and libc's.
 fn tables() -> Option<(Table, Table)> {
     let inside =
         [tables as *const (), libc::gnu_get_libc_version as *const ()].map(|function| function.addr() as u64);
     let mut found = [None, None];
     for_each_object(&mut |object| {
-        for (address, found) in inside.iter().zip(&mut found) {
-            if segments(object).iter().any(|segment| Part::of(object, segment).contains(*address)) {
+        for (address, found) in inside.into_iter().zip(&mut found) {
+            if holds(object, address) {
                 *found = Table::of(object);
             }
         }
@@ -87,6 +97,11 @@ fn for_each_object(mut look: &mut dyn FnMut(&dl_phdr_info)) {
 fn segments(object: &dl_phdr_info) -> &[Elf64_Phdr] {
     // SAFETY: the loader's list.
     unsafe { std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) }
+}
+
+/// Whether the address is in the object.
+fn holds(object: &dl_phdr_info, address: u64) -> bool {
+    segments(object).iter().any(|segment| Part::of(object, segment).contains(address))
 }
 
 /// A segment that has been loaded.

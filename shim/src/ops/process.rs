@@ -16,7 +16,7 @@ use thallus_transport::{chime, process, verbs};
 
 use crate::ops::{epoll, stream};
 use crate::table::{self, Quiet};
-use crate::{config, errno, real, stats};
+use crate::{config, errno, real, stats, symbols};
 
 /// The table's locks, from before a fork until after it, on either side.
 struct Held(UnsafeCell<Option<Quiet>>);
@@ -56,12 +56,21 @@ pub(crate) fn before_unseen_child() {
     }
 }
 
-/// Has fork(2) tell us. To be called when this library is loaded: handlers that the program registers later run before ours when it
-/// forks, and after ours in the parent and the child, and so never while ours hold the locks. A malloc that registers some of its own does so
-/// when it is first used: before us.
-pub(crate) fn register_fork_handlers() {
-    // SAFETY: the handlers live as long as this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+/// To be called when this library is loaded: fork handlers that are registered later run before ours when the program forks, and after ours
+/// in the parent and the child, and so never while ours hold the locks. Libc's malloc is locked when all have run. Another one may be by a
+/// handler, and ours allocate: for the sake of that they are registered with the first connection.
+pub(crate) fn loaded() {
+    if symbols::is_libcs(libc::malloc as *const ()) {
+        register_fork_handlers();
+    }
+}
+
+fn register_fork_handlers() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !DONE.swap(true, Ordering::SeqCst) {
+        // SAFETY: the handlers live as long as this library, which is never unloaded.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    }
 }
 
 /// From the first connection on forks have to be known.
@@ -89,6 +98,7 @@ fn begin_to_watch() {
     // Known since before some fork, perhaps.
     process::forked();
     HOME.store(home, Ordering::SeqCst);
+    register_fork_handlers();
     WATCHING.store(true, Ordering::Release);
     table::prepare();
 }

@@ -12,14 +12,17 @@ fn same(part: &str) -> Result<Stats> {
 
 /// As [`same`], with this configuration.
 fn same_with(part: &str, configuration: &str) -> Result<Stats> {
+    run(include_str!("calls.c"), part, configuration)
+}
+
+fn run(source: &str, part: &str, configuration: &str) -> Result<Stats> {
     let _turn = turn();
     let scene = Scene::new()?;
-    let source = scene.path("calls.c");
-    fs::write(&source, include_str!("calls.c"))?;
-    let built = scene.path("calls");
+    let (path, built) = (scene.path("calls.c"), scene.path("calls"));
+    fs::write(&path, source)?;
     let mut compile = scene.plain(program("gcc", "gcc")?);
-    compile.args(["-O1", "-pthread", "-o"]).arg(&built).arg(&source);
-    scene.succeed(compile).context("compile calls.c")?;
+    compile.args(["-O1", "-pthread", "-o"]).arg(&built).arg(&path);
+    scene.succeed(compile).context("compile")?;
     let mut natively = scene.plain(&built);
     natively.arg(part);
     let mut shimmed = scene.shimmed("calls", &built)?;
@@ -63,6 +66,14 @@ fn select_and_poll_are_asked_for_more_than_there_is() -> Result<()> {
 #[test]
 fn a_child_that_no_handler_sees_changes_nothing() -> Result<()> {
     same_and_upgraded("cloned", 12, 16)
+}
+
+#[test]
+fn a_malloc_of_the_programs_own_is_locked_over_a_fork() -> Result<()> {
+    let stats = run(include_str!("malloc.c"), "", "")?;
+    // Of ten children and their parent, whoever lets go of an end last has counted it.
+    assert_eq!((stats.over_shared_memory(), stats.connections()), (2, 2), "{stats:?}");
+    Ok(())
 }
 
 #[test]
