@@ -324,7 +324,13 @@ fn receive(socket: BorrowedFd<'_>, uid: u32, place: Place) -> Result<Option<Arc<
         _ => None,
     });
     let is_greeting = count == MAGIC.len() && message == MAGIC;
-    Ok(fd.and_then(|fd| Mouth::adopt(fd, uid, place)).filter(|_| is_greeting))
+    Ok(match fd {
+        Some(fd) if is_greeting => Mouth::adopt(fd, uid, place),
+        fd => {
+            fd.into_iter().for_each(dismiss);
+            None
+        }
+    })
 }
 
 /// This process's descriptors of this kind: its own pair's, and other processes' mouths.

@@ -38,6 +38,12 @@ pub(super) const ALL: &[Behaviour] = &[
         sends_garbage,
         Tally::Total(GARBAGE as u64),
     ),
+    Behaviour::whole(
+        "files_at_the_rendezvous",
+        answers_late_for_files,
+        sends_files,
+        Tally::Total(FILES as u64),
+    ),
     Behaviour::whole("a_crowd_at_the_rendezvous", answers_late, crowds, Tally::Total(1)),
 ];
 
@@ -178,8 +184,12 @@ fn asks_plainly(side: &Side) {
 const GARBAGE: usize = 9;
 
 fn answers_late_often(side: &Side) {
+    answers_late_to(side, GARBAGE);
+}
+
+fn answers_late_to(side: &Side, connections: usize) {
     let listener = side.listen();
-    for _ in 0..GARBAGE {
+    for _ in 0..connections {
         let fd = side.accept(listener);
         side.sync("attacked");
         say!("echoed {}", echo(fd));
@@ -188,8 +198,29 @@ fn answers_late_often(side: &Side) {
 }
 
 fn sends_garbage(side: &Side) {
+    throws(side, 0..GARBAGE);
+}
+
+/// More than a process takes in its life.
+const FILES: usize = 24;
+
+/// Of those of [`throw`].
+const A_FILE: usize = 4;
+
+fn answers_late_for_files(side: &Side) {
+    answers_late_to(side, FILES);
+}
+
+fn sends_files(side: &Side) {
+    let open = || quietly(|| calls::open_descriptors(512).len());
+    let before = open();
+    throws(side, std::iter::repeat_n(A_FILE, FILES));
+    assert!(open() <= before + 16, "{} of {FILES} stay", open() - before);
+}
+
+fn throws(side: &Side, kinds: impl IntoIterator<Item = usize>) {
     let destination = side.destination();
-    for kind in 0..GARBAGE {
+    for kind in kinds {
         let attacker = Attacker::new(|client, _| throw(kind, client.port()));
         let fd = side.connect_to(destination);
         for _ in 0..5 {
@@ -229,7 +260,7 @@ fn throw(kind: usize, port: u16) -> Vec<OwnedFd> {
             1 => send_with(&socket, b"short", &[]),
             2 => send_with(&socket, &[0xff; 24], &[]),
             3 => send_with(&socket, magic, &[]),
-            4 => send_with(&socket, magic, &[rustix::stdio::stderr()]),
+            A_FILE => send_with(&socket, magic, &[rustix::stdio::stderr()]),
             5 => {
                 ftruncate(&memory, 4096).expect("ftruncate");
                 send_with(&socket, magic, &[memory.as_fd()]);
