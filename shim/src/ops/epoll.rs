@@ -3,7 +3,7 @@
 //! A registration is *cold* or *hot*. Cold: armed for good, so that the peer rings for the first bytes and the kernel
 //! reports the set; costs nothing while idle. Hot: had traffic lately; each wait looks at its ring in memory, and
 //! arms it only while it sleeps. A wait thus costs in proportion to the hot ones. While a thread sleeps on the set,
-//! what another thread adds or changes is armed at once ([`set::Members::settle`]).
+//! what another thread adds or changes is armed at once ([`members::Members::settle`]).
 //!
 //! ```text
 //!   Plain ── became_active ──► cold ── its bell rang ──► hot ── no traffic for IDLE_SLEEPS sleeps, ──► cold
@@ -21,6 +21,7 @@ mod ear;
 mod early;
 mod graves;
 mod member;
+mod members;
 mod set;
 mod strangers;
 mod waiting;
@@ -39,7 +40,8 @@ use thallus_transport::search::Waits;
 pub(crate) use self::ear::internal_fd;
 pub(crate) use self::early::{closed_young, connects, grown_up, unwatched};
 use self::member::{EXCLUSIVE, Member};
-use self::set::{Members, memberships};
+use self::members::Members;
+use self::set::memberships;
 pub(crate) use self::set::{Quiet, Set, quiesce};
 pub(crate) use self::waiting::wait;
 use crate::table::{self, Call, Slot};

@@ -9,7 +9,8 @@ use thallus_transport::settings::settings;
 use thallus_transport::{tcp, unix};
 
 use super::member::{EXCLUSIVE, Member, ONESHOT};
-use super::set::{self, Early, Members, Set};
+use super::members::{Early, Members};
+use super::set::{self, Set};
 use crate::table::{Slot, Young};
 use crate::{config, errno, table};
 

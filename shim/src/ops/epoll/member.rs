@@ -152,7 +152,7 @@ impl Member {
     }
 
     /// The connection left TCP. What came over TCP the kernel has reported, or still will; nothing has come
-    /// through the ring yet. `told`: [`Members::has_told`](super::set::Members::has_told).
+    /// through the ring yet. `told`: [`Members::has_told`](super::members::Members::has_told).
     pub(super) fn became_active(&mut self, told: Option<u64>) {
         self.active = true;
         self.told = told;

@@ -7,7 +7,8 @@ use std::hash::BuildHasherDefault;
 
 use libc::epoll_event;
 
-use super::set::{Members, Number, Set};
+use super::members::{Members, Number};
+use super::set::Set;
 
 /// The descriptors in a set that are no members of it, as far as the hooks have seen them come, with their masks and their `epoll_data`.
 /// One that is closed may stay until its number has another use in the set: then a stale report is told once more.

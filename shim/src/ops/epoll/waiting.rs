@@ -17,7 +17,8 @@ use thallus_transport::spin::{Spin, no_spin, spin_for};
 
 use super::ear::Ear;
 use super::member::{Member, ONESHOT};
-use super::set::{Members, SLEEPING, Set};
+use super::members::Members;
+use super::set::{SLEEPING, Set};
 use crate::cancel::point;
 use crate::ops::poll::{Glances, remaining, to_timespec};
 use crate::table::Call;
