@@ -41,8 +41,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Upgraded(1), Tally::Unknown),
     Behaviour::connected("write_after_exit", writes_to_an_ended_process, exits_unseen),
     Behaviour::connected("write_after_exit_that_nobody_counts", writes_to_an_ended_process, exits_unseen)
-        .environment(&[("THALLUS_STATS", "")])
-        .tally(Tally::Unknown, Tally::Unknown),
+        .right_is_uncounted(),
     Behaviour::connected("write_after_shutdown_and_kill", writes_to_an_ended_process, is_killed_half_closed)
         .tally(Tally::Upgraded(1), Tally::Unknown)
         .end(FINE, KILLED),

@@ -101,6 +101,8 @@ pub struct Behaviour {
     pub chimes: [u64; 2],
     /// Settings of the library, beyond those that every run has.
     pub environment: &'static [(&'static str, &'static str)],
+    /// Whether the right side's library is told to write no statistics, as users have it.
+    pub right_is_uncounted: bool,
     /// Whether only root can run it.
     pub needs_root: bool,
     /// Whether it needs two hosts' devices, or what stands for them (`Network`).
@@ -137,6 +139,7 @@ impl Behaviour {
             end: [End::Exit(0); 2],
             chimes: [0; 2],
             environment: &[],
+            right_is_uncounted: false,
             needs_root: false,
             between_hosts: false,
             takes_long: false,
@@ -169,6 +172,11 @@ impl Behaviour {
 
     const fn environment(mut self, environment: &'static [(&'static str, &'static str)]) -> Self {
         self.environment = environment;
+        self
+    }
+
+    const fn right_is_uncounted(mut self) -> Self {
+        (self.right_is_uncounted, self.tally[1]) = (true, Tally::Unknown);
         self
     }
 

@@ -287,7 +287,9 @@ impl Place<'_> {
             };
             set("LD_PRELOAD", library()?.as_os_str());
             set("THALLUS_UPGRADE_AFTER", variant.upgrade_after.to_string().as_ref());
-            set("THALLUS_STATS", stats.as_os_str());
+            if self.left || !behaviour.right_is_uncounted {
+                set("THALLUS_STATS", stats.as_os_str());
+            }
             if network != Network::Loopback {
                 set("THALLUS_FABRIC", "verbs".as_ref());
                 set("THALLUS_PEERS", "10.0.0.0/24".as_ref());
