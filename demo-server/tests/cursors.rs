@@ -333,6 +333,7 @@ fn a_client_that_ends_at_once_leaves_no_file() {
         let mut client = command.spawn().unwrap();
         let pose = Pose::accept(&listener, b"", schema.header());
         while files(&out) == 0 {
+            assert!(client.try_wait().unwrap().is_none(), "it has ended without a file");
             std::thread::sleep(Duration::from_millis(10));
         }
         signal(&client, interrupt);
