@@ -26,6 +26,7 @@ use crate::connection::Connection;
 use crate::control::{Control, NOT_SWITCHED, end};
 use crate::segment::{Greeting, SIDE_BYTES, Segment};
 use crate::settle::{PATIENCE, SHORT_PATIENCE, nap, wait_until};
+use crate::socket::ENDLESS_BELLS;
 use crate::stream::{BELL, FAILED};
 use crate::tcp::{self, wait_for};
 use crate::uninterrupted::Uninterrupted;
@@ -565,7 +566,8 @@ impl Connection {
 fn next_frame(fd: i32) -> Next {
     let mut bytes = [0u8; 64];
     let mut begun = None;
-    loop {
+    let mut taken = 0;
+    while taken < ENDLESS_BELLS {
         let is_all = tcp::peer_has_closed(fd);
         // SAFETY: the buffer is writable for its length.
         let seen = match unsafe {
@@ -595,7 +597,9 @@ fn next_frame(fd: i32) -> Next {
         }
         // SAFETY: as above; they are there, and nobody else reads.
         let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) };
+        taken += bells as u64;
     }
+    Next::Lie
 }
 
 /// The frame.
@@ -648,6 +652,13 @@ mod tests {
         assert_eq!((bits, rest.position, rest.bytes), (KNOWS, 7, 9));
         assert!(matches!(next_of(&[BELL; 3], true).0, Next::End));
         assert!(matches!(next_of(b"bytes", false).0, Next::Lie));
+    }
+
+    #[test]
+    fn bells_without_end_are_a_lie() {
+        let mut stream = vec![BELL; ENDLESS_BELLS as usize];
+        stream.extend(down(KNOWS, 7, 9));
+        assert!(matches!(next_of(&stream, false).0, Next::Lie));
     }
 
     #[test]

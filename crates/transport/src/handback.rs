@@ -34,6 +34,7 @@ use crate::failover::has_switched;
 use crate::reason::Reason;
 use crate::segment::Segment;
 use crate::settle::{PATIENCE, SHORT_PATIENCE};
+use crate::socket::ENDLESS_BELLS;
 use crate::stream::PIECE;
 use crate::tcp;
 use crate::uninterrupted::Uninterrupted;
@@ -487,7 +488,7 @@ impl Connection {
         if self.is_closed() {
             return true;
         }
-        let mut bytes = [0u8; 64];
+        let (mut bytes, mut taken) = ([0u8; 64], 0);
         loop {
             // SAFETY: the buffer is writable for its length.
             let seen = unsafe {
@@ -504,6 +505,7 @@ impl Connection {
             }
             let take = match seen {
                 _ if left == 0 => ControlFlow::Break(true),
+                _ if taken >= ENDLESS_BELLS => ControlFlow::Break(false),
                 Ok(seen) if seen > 0 => ControlFlow::Continue((seen as u64).min(left) as usize),
                 Err(Errno::AGAIN | Errno::INTR) => ControlFlow::Break(false),
                 // The read itself will tell.
@@ -515,6 +517,7 @@ impl Connection {
                     if let Ok(bells) = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) }
                     {
                         add(&self.block.drained, bells as u64);
+                        taken += bells as u64;
                         self.acknowledge(fd);
                     }
                 }

@@ -29,6 +29,9 @@ fn most_bells(segment: &Segment) -> u64 {
     if segment.link().is_some() { 1 } else { MOST_BELLS }
 }
 
+/// More bells than a peer can owe, which rings for sleepers alone. One that sends them as fast as they are taken is not waited for.
+pub(crate) const ENDLESS_BELLS: u64 = 64 << 10;
+
 /// How often a call lets others run while the peer prepares a request. It takes some system calls for that, unless it is stopped.
 const MOST_YIELDS: u32 = 1000;
 
@@ -180,7 +183,13 @@ impl Connection {
     pub(crate) fn take_leftover_bells(&self, fd: i32, segment: &Segment) {
         let Ok(_guard) = self.lock_receiving(fd) else { return };
         if waiting::is_settled(&self.socket(fd, segment)) {
-            while self.take_bells_by(fd, 64) > 0 {}
+            let mut left = ENDLESS_BELLS;
+            while left > 0 {
+                match self.take_bells_by(fd, left) {
+                    0 => return,
+                    count => left -= count as u64,
+                }
+            }
         }
     }
 

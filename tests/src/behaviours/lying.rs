@@ -5,9 +5,12 @@
 //! the library it has none.
 
 use std::fs::{File, OpenOptions};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use rustix::net::SendFlags;
 
 use super::peers::{echo, left_tcp, request_echoes};
 use super::{Behaviour, Tally};
@@ -21,6 +24,7 @@ pub(super) const ALL: &[Behaviour] = &[
     lie("about_the_end_and_bells", ENDINGS, |side| victim(side, ENDINGS), |side| liar(side, ENDINGS)),
     lie("at_random", RANDOM, |side| victim(side, RANDOM), |side| liar(side, RANDOM)),
     lie("while_handed_on", WAY_BACK, |side| hands_on(side, WAY_BACK), |side| liar(side, WAY_BACK)),
+    lie("while_bells_never_end", NEVER_ENDING, closes, |side| tells(side, NEVER_ENDING, true)),
 ];
 
 /// Each lie is told on a connection of its own, which has left TCP; one more shows that the processes are well. What the
@@ -114,6 +118,14 @@ const ENDINGS: &[Lie] = &[
     &[word(false, SPACE_ARMED, &[MOST, 0])],
 ];
 
+/// With bells that are sent as fast as the kernel takes them; of the second connection the victim is told that all precede its bytes.
+const NEVER_ENDING: &[Lie] = &[
+    FLOOD,
+    &[half(true, HANDING, &[3]), half(true, END, &[RETURN]), word(true, BELLS, &[1 << 40])],
+    &[half(true, HANDING, &[1]), half(true, END, &[RETURN]), word(true, BELLS, &[1 << 40])],
+];
+const FLOOD: Lie = &[word(true, BELLS, &[1 << 40])];
+
 /// Everything at once; [`Liar::tell`] makes values up where there are none.
 const RANDOM: &[Lie] = &[EVERYTHING; 12];
 const EVERYTHING: Lie = &[
@@ -170,6 +182,14 @@ fn hands_on(side: &Side, lies: &[Lie]) {
     });
 }
 
+/// Reads a little from each connection, and closes it, while bells come without end.
+fn closes(side: &Side) {
+    each_connection(side, NEVER_ENDING, |fd| {
+        let _ = calls::send(fd, &[7; 5000], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        let _ = calls::recv(fd, 4000, libc::MSG_DONTWAIT);
+    });
+}
+
 /// A number of connections that left TCP, if they can, and an honest one.
 fn each_connection(side: &Side, lies: &[Lie], suffer: impl Fn(Fd)) {
     let listener = side.listen();
@@ -178,8 +198,8 @@ fn each_connection(side: &Side, lies: &[Lie], suffer: impl Fn(Fd)) {
         warm_up(fd);
         side.sync("lying");
         quietly(|| suffer(fd));
-        side.sync("survived");
         calls::close(fd).expect("close");
+        side.sync("survived");
     }
     let fd = side.accept(listener);
     say!("survived {} lies, echoed {}", lies.len(), echo(fd));
@@ -197,6 +217,10 @@ const WARM_UP: usize = 12;
 
 /// Lies on one connection after another, in every moment, while the victim uses it.
 fn liar(side: &Side, lies: &[Lie]) {
+    tells(side, lies, false);
+}
+
+fn tells(side: &Side, lies: &[Lie], floods: bool) {
     let destination = side.destination();
     for lie in lies {
         let fd = side.connect_to(destination);
@@ -208,6 +232,13 @@ fn liar(side: &Side, lies: &[Lie]) {
         let done = AtomicBool::new(false);
         // What this side's own library makes of it is not the matter.
         std::thread::scope(|scope| {
+            if liar.is_some() && floods {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        ring_often(fd);
+                    }
+                });
+            }
             if let Some(liar) = &liar {
                 scope.spawn(|| {
                     let mut step = 0;
@@ -227,6 +258,15 @@ fn liar(side: &Side, lies: &[Lie]) {
     let fd = side.connect_to(destination);
     request_echoes(fd, 100, 1000);
     say!("told {} lies", lies.len());
+}
+
+/// As many bells as the kernel takes, by a system call that no hook sees.
+fn ring_often(fd: Fd) {
+    // SAFETY: it is open until the threads have ended.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    if rustix::net::send(socket, &[1; 64 << 10], SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_err() {
+        std::thread::yield_now();
+    }
 }
 
 /// This process's memory, and where in it the segment of its only connection begins.
