@@ -518,10 +518,12 @@ impl Connection {
                     {
                         add(&self.block.drained, bells as u64);
                         taken += bells as u64;
-                        self.acknowledge(fd);
                     }
                 }
                 ControlFlow::Break(through) => {
+                    if taken > 0 {
+                        self.acknowledge(fd);
+                    }
                     if through {
                         self.block.lower(flag::BELLS_FIRST);
                     }

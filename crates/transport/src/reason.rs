@@ -116,6 +116,8 @@ reasons! {
     UnseenCalls = 40 => "unseen-calls",
     /// What the program sends or wants beside the bytes, descriptors or credentials (unix(7)), only the kernel can carry.
     ControlData = 41 => "control-data",
+    /// A thread of the process has descriptors of its own (unshare(2), `CLONE_FILES`).
+    OwnDescriptors = 42 => "own-descriptors",
 }
 
 impl fmt::Display for Reason {

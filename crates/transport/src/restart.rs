@@ -24,13 +24,13 @@ enum Handlers {
 }
 
 /// poll(2) on one descriptor for a call that may wait for `limit`, or for as long as it takes. The events that came, 0 for
-/// none.
-pub(crate) fn poll(fd: i32, events: i16, limit: Option<&Timespec>) -> Result<i16, Errno> {
+/// none. A call that `has_some` of its bytes moved says how many at any signal (`tcp_sendmsg_locked` and `tcp_recvmsg_locked`).
+pub(crate) fn poll(fd: i32, events: i16, limit: Option<&Timespec>, has_some: bool) -> Result<i16, Errno> {
     let poll = settings().sleep.poll;
     loop {
         let mut list = [fd, -1].map(|fd| pollfd { fd, events, revents: 0 });
         // A call with a limit ends in any case (signal(7)).
-        let handlers = if limit.is_some() { Handlers::End } else { handlers() };
+        let handlers = if limit.is_some() || has_some { Handlers::End } else { handlers() };
         match handlers {
             Handlers::End => poll(&mut list[..1], limit, None)?,
             Handlers::Restart => match poll(&mut list[..1], None, None) {
@@ -53,10 +53,10 @@ pub(crate) fn poll(fd: i32, events: i16, limit: Option<&Timespec>) -> Result<i16
     }
 }
 
-/// Sleeps for `time`. A signal ends that, and the call unless all handlers restart it.
-pub(crate) fn nap(time: Timespec) -> Result<(), Errno> {
+/// Sleeps for `time`. A signal ends that, and the call unless all handlers restart it; as [`poll`].
+pub(crate) fn nap(time: Timespec, has_some: bool) -> Result<(), Errno> {
     match (settings().sleep.poll)(&mut [], Some(&time), None) {
-        Err(Errno::INTR) if matches!(handlers(), Handlers::Restart) => Ok(()),
+        Err(Errno::INTR) if !has_some && matches!(handlers(), Handlers::Restart) => Ok(()),
         slept => slept.map(drop),
     }
 }

@@ -30,7 +30,7 @@ fn most_bells(segment: &Segment) -> u64 {
 }
 
 /// More bells than a peer can owe, which rings for sleepers alone. One that sends them as fast as they are taken is not waited for.
-pub(crate) const ENDLESS_BELLS: u64 = 64 << 10;
+pub(crate) const ENDLESS_BELLS: u64 = 16 << 10;
 
 /// How often a call lets others run while the peer prepares a request. It takes some system calls for that, unless it is stopped.
 const MOST_YIELDS: u32 = 1000;

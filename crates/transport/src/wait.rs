@@ -67,14 +67,16 @@ impl Connection {
                 Err(Errno::AGAIN) if !blocks && self.answers_blindly(at_once) => {
                     return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
                 }
-                Err(Errno::AGAIN) => match self.wait_readable(fd, at_once, blocks, &mut slept_at) {
-                    Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => {
-                        has_waited = true;
-                        fd = self.reach(fd);
+                Err(Errno::AGAIN) => {
+                    match self.wait_readable(fd, at_once, blocks, total > 0, &mut slept_at) {
+                        Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => {
+                            has_waited = true;
+                            fd = self.reach(fd);
+                        }
+                        Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
+                        Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
                     }
-                    Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
-                    Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
-                },
+                }
                 Err(Errno::BADF | Errno::NOTSOCK) if self.reach(fd) != fd => fd = self.reach(fd),
                 // On `AF_UNIX` nobody will tell of it any more (`unix_stream_read_generic`).
                 Err(errno) if total > 0 => {
@@ -134,7 +136,7 @@ impl Connection {
         let mut vain = VainWaits::default();
         let mut slept_at = None;
         loop {
-            match self.wait_readable(fd, false, false, &mut slept_at) {
+            match self.wait_readable(fd, false, false, false, &mut slept_at) {
                 Ok(()) if vain.are_enough(|| self.limit(fd, Timeout::Recv, false)) => {
                     return without_news(Errno::AGAIN);
                 }
@@ -204,7 +206,7 @@ impl Connection {
             }
             let waited = match at_once {
                 true => Err(Errno::AGAIN),
-                false => self.wait_writable(fd, &mut deadline, &has_slept),
+                false => self.wait_writable(fd, &mut deadline, &has_slept, total > 0),
             };
             match waited {
                 Ok(()) if !vain.are_enough(|| self.limit_of_socket(fd, Timeout::Send)) => fd = self.reach(fd),
@@ -336,12 +338,13 @@ impl Connection {
 
     /// Waits in a call whose first sleep began at `slept_at`, with that limit, if it has slept, and notes that it does. What another process
     /// that shares the socket made of it before the first sleep holds for the call; what it makes of it later does not. `SO_RCVTIMEO` is
-    /// for all sleeps together.
+    /// for all sleeps together. A call that `has_some` of what it wants is ended by any signal.
     fn wait_readable(
         &self,
         fd: i32,
         at_once: bool,
         blocks: bool,
+        has_some: bool,
         slept_at: &mut Option<(Instant, Option<Duration>)>,
     ) -> Result<(), Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
@@ -367,7 +370,7 @@ impl Connection {
                 if !goes_on && self.ask_whether_nonblocking(fd) {
                     return Err(Errno::AGAIN);
                 }
-                match self.sleep_for_arrival(fd, until(begin()), Way::In, || self.readable()) {
+                match self.sleep_for_arrival(fd, until(begin()), Way::In, has_some, || self.readable()) {
                     // There is no descriptor, memory or watch for it.
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => {}
                     slept => return slept,
@@ -377,8 +380,8 @@ impl Connection {
             // The first sleep of a call keeps to the limit by itself.
             let began = if blocks { Some(begin()) } else { None };
             let deadline = if has_slept || by_poll { began.and_then(until) } else { None };
-            if by_poll || deadline.is_some() {
-                return self.sleep_for_byte_by_poll(fd, deadline);
+            if by_poll || deadline.is_some() || has_some && !at_once {
+                return self.sleep_for_byte_by_poll(fd, deadline, has_some);
             }
             match self.sleep_for_byte(fd, at_once) {
                 // Another process has made it non-blocking meanwhile: this call waits on, by other means.
@@ -419,10 +422,16 @@ impl Connection {
         Ok(())
     }
 
-    /// As [`Self::sleep_for_byte`], on a socket that has become non-blocking while the call waited, or of whose time a part is over.
-    fn sleep_for_byte_by_poll(&self, fd: i32, deadline: Option<Instant>) -> Result<(), Errno> {
+    /// As [`Self::sleep_for_byte`], on a socket that has become non-blocking while the call waited, or of whose time a part is over, or for
+    /// a call that `has_some` of what it wants.
+    fn sleep_for_byte_by_poll(
+        &self,
+        fd: i32,
+        deadline: Option<Instant>,
+        has_some: bool,
+    ) -> Result<(), Errno> {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
-        if restart::poll(fd, libc::POLLIN, remaining(deadline)?.as_ref())? == 0 {
+        if restart::poll(fd, libc::POLLIN, remaining(deadline)?.as_ref(), has_some)? == 0 {
             return Err(Errno::AGAIN);
         }
         match self.sleep_for_byte(self.reach(fd), true) {
@@ -433,12 +442,13 @@ impl Connection {
     }
 
     /// Waits for room. The first sleep of a call, which is its first if not `has_slept`, asks whether another process has made the socket
-    /// non-blocking; one that has begun to wait goes on.
+    /// non-blocking; one that has begun to wait goes on. If it `has_some` of its bytes sent, any signal ends it.
     fn wait_writable(
         &self,
         fd: i32,
         deadline: &mut Option<Instant>,
         has_slept: &Cell<bool>,
+        has_some: bool,
     ) -> Result<(), Errno> {
         let may_sleep = || match !has_slept.replace(true) && self.ask_whether_nonblocking(fd) {
             true => Err(Errno::AGAIN),
@@ -454,7 +464,7 @@ impl Connection {
             *deadline = Instant::now().checked_add(limit);
         }
         if self.block.send_switched.load(Ordering::Acquire) == 0 {
-            return may_sleep().and_then(|()| self.sleep_for_kernel_space(fd, *deadline));
+            return may_sleep().and_then(|()| self.sleep_for_kernel_space(fd, *deadline, has_some));
         }
         let has_space = || {
             self.ring_has_space(segment)
@@ -482,20 +492,27 @@ impl Connection {
         waiting::sleep_for_space(&self.socket(fd, segment), has_space, |clear| {
             // A return to TCP is told by another descriptor.
             let told_here = segment.link().is_none();
-            let sleeps_in_recv = clear && told_here && deadline.is_none() && !self.block.has(flag::SHUT_RD);
-            if sleeps_in_recv && !self.nonblocking.load(Ordering::Relaxed) {
-                has_slept.set(true);
-                self.sleep_for_byte_or_retry(fd)
+            let sleeps_by_byte = clear && told_here && deadline.is_none() && !self.block.has(flag::SHUT_RD);
+            if sleeps_by_byte && !self.nonblocking.load(Ordering::Relaxed) {
+                let is_first = !has_slept.replace(true);
+                // The kernel does not restart a read that has a limit, which is not this call's.
+                if !has_some && self.limit_of_socket(fd, Timeout::Recv).is_none() {
+                    return self.sleep_for_byte_or_retry(fd);
+                }
+                if is_first && self.ask_whether_nonblocking(fd) {
+                    return Err(Errno::AGAIN);
+                }
+                self.sleep_for_byte_by_poll(fd, None, has_some)
             } else {
                 may_sleep()?;
-                match self.sleep_for_arrival(fd, *deadline, Way::Out, has_space) {
+                match self.sleep_for_arrival(fd, *deadline, Way::Out, has_some, has_space) {
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => {
                         // There is no descriptor, memory or watch for it.
                         let left = remaining(*deadline)?;
                         if clear && told_here {
-                            return restart::poll(fd, libc::POLLIN, left.as_ref()).map(drop);
+                            return restart::poll(fd, libc::POLLIN, left.as_ref(), has_some).map(drop);
                         }
-                        restart::nap(WITHOUT_DESCRIPTOR)
+                        restart::nap(WITHOUT_DESCRIPTOR, has_some)
                     }
                     slept => slept,
                 }
@@ -503,22 +520,25 @@ impl Connection {
         })
     }
 
-    /// As [`Self::sleep_for_byte`], for a sender: `SO_RCVTIMEO` is not its business.
+    /// As [`Self::sleep_for_byte`], for a sender.
     fn sleep_for_byte_or_retry(&self, fd: i32) -> Result<(), Errno> {
         match self.sleep_for_byte(fd, false) {
             // Another thread has just made it non-blocking: this call waits on, by other means.
             Err(Errno::AGAIN) if self.nonblocking.load(Ordering::Relaxed) => Ok(()),
-            Err(Errno::AGAIN) => {
-                self.nonblocking.store(true, Ordering::Relaxed);
-                if self.is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(()) }
-            }
+            Err(Errno::AGAIN) if self.ask_whether_nonblocking(fd) => Err(Errno::AGAIN),
+            Err(Errno::AGAIN) => Ok(()),
             other => other,
         }
     }
 
-    fn sleep_for_kernel_space(&self, fd: i32, deadline: Option<Instant>) -> Result<(), Errno> {
+    fn sleep_for_kernel_space(
+        &self,
+        fd: i32,
+        deadline: Option<Instant>,
+        has_some: bool,
+    ) -> Result<(), Errno> {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
-        match restart::poll(fd, libc::POLLOUT, remaining(deadline)?.as_ref())? {
+        match restart::poll(fd, libc::POLLOUT, remaining(deadline)?.as_ref(), has_some)? {
             0 => Err(Errno::AGAIN),
             _ => Ok(()),
         }
@@ -530,6 +550,7 @@ impl Connection {
         fd: i32,
         deadline: Option<Instant>,
         way: Way,
+        has_some: bool,
         done: impl Fn() -> bool,
     ) -> Result<(), Errno> {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
@@ -551,7 +572,8 @@ impl Connection {
         if self.peer_is_gone(fd) || done() {
             return Ok(());
         }
-        if restart::poll(news.as_fd().as_raw_fd(), libc::POLLIN, remaining(deadline)?.as_ref())? == 0 {
+        let limit = remaining(deadline)?;
+        if restart::poll(news.as_fd().as_raw_fd(), libc::POLLIN, limit.as_ref(), has_some)? == 0 {
             return Err(Errno::AGAIN);
         }
         self.peer_is_gone(self.reach(fd));

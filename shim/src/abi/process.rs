@@ -228,6 +228,14 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
     if option == libc::PR_SET_SECCOMP { guard(|| process::enter_sandbox(call)) } else { call() }
 }
 
+/// unshare(2).
+#[unsafe(no_mangle)]
+pub extern "C" fn unshare(flags: c_int) -> c_int {
+    // SAFETY: takes a number.
+    let call = || unsafe { real::unshare(flags) };
+    if flags & libc::CLONE_FILES != 0 { guard(|| process::part_descriptors(call)) } else { call() }
+}
+
 /// syscall(2): those that concern connections go where their libc functions go.
 ///
 /// # Safety
@@ -318,6 +326,7 @@ pub unsafe extern "C" fn syscall(
                 process::before_unseen_child();
                 real::syscall(number, a, b, c, d, e, f)
             }
+            libc::SYS_unshare => unshare(fd).into(),
             libc::SYS_exit_group => _exit(fd),
             _ => real::syscall(number, a, b, c, d, e, f),
         }

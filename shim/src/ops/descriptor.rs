@@ -25,9 +25,11 @@ pub(crate) fn may_close(fd: i32) -> bool {
     true
 }
 
+/// `CLOSE_RANGE_UNSHARE`.
+pub(crate) const UNSHARE: i32 = 2;
+
 /// `close_range(2)`, around this library's own descriptors.
 pub(crate) fn close_range(first: u32, last: u32, flags: i32) -> i32 {
-    const UNSHARE: i32 = 2;
     const CLOEXEC: i32 = 4;
     if table::is_borrowed() || flags & CLOEXEC != 0 {
         // SAFETY: takes numbers.

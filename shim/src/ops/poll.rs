@@ -129,7 +129,11 @@ fn wait_mixed(
             if only_ours && !overlooks(fds, polled) {
                 return Ok(ready);
             }
-            return glance(fds, polled, true, std::ptr::null());
+            match glance(fds, polled, true, std::ptr::null()) {
+                // Another thread has taken it meanwhile.
+                Ok(0) if remaining(deadline) != Some(Duration::ZERO) => continue,
+                result => return result,
+            }
         }
         if timeout == Some(Duration::ZERO) {
             // A signal that is pending, and that the mask lets through, comes before nothing.

@@ -360,16 +360,29 @@ pub(crate) fn out_of_sight() -> Option<Reason> {
     }
 }
 
-/// The program is about to forbid itself system calls, and this library's are not among those that it knows to need: its
-/// connections become the kernel's, and no more are looked after. `call` is the original.
+/// The program is about to forbid itself system calls, and this library's are not among those that it knows to need. `call` is the
+/// original.
 pub(crate) fn enter_sandbox<T: PartialOrd + From<i8>>(call: impl FnOnce() -> T) -> T {
+    retire(Reason::Sandbox, call)
+}
+
+/// The calling thread is about to get descriptors of its own, by `call`: from then on a number means one thing in it, and another in the
+/// process's other threads, if there are some.
+pub(crate) fn part_descriptors(call: impl FnOnce() -> i32) -> i32 {
+    // Each has a folder there, and the folder a link besides its own two.
+    let is_alone = rustix::fs::stat("/proc/self/task").is_ok_and(|tasks| tasks.st_nlink <= 3);
+    if is_alone { call() } else { retire(Reason::OwnDescriptors, call) }
+}
+
+/// Connections become the kernel's, and no more are looked after. `call` is what asks for that.
+fn retire<T: PartialOrd + From<i8>>(reason: Reason, call: impl FnOnce() -> T) -> T {
     if !config::enabled() || is_stranger() {
         return call();
     }
     let deadline = Instant::now() + PATIENCE;
     errno::keep(|| {
         for fd in table::descriptors() {
-            if table::is_connection(fd) && stream::settle_until(fd, Reason::Sandbox, deadline) {
+            if table::is_connection(fd) && stream::settle_until(fd, reason, deadline) {
                 epoll::hand_over(fd);
                 table::remove(fd);
             }

@@ -24,7 +24,8 @@ pub(super) const ALL: &[Behaviour] = &[
     lie("about_the_end_and_bells", ENDINGS, |side| victim(side, ENDINGS), |side| liar(side, ENDINGS)),
     lie("at_random", RANDOM, |side| victim(side, RANDOM), |side| liar(side, RANDOM)),
     lie("while_handed_on", WAY_BACK, |side| hands_on(side, WAY_BACK), |side| liar(side, WAY_BACK)),
-    lie("while_bells_never_end", NEVER_ENDING, closes, |side| tells(side, NEVER_ENDING, true)),
+    lie("beside_endless_bells", ENDLESS, |side| victim(side, ENDLESS), |side| tells(side, ENDLESS, true)),
+    lie("closed_beside_endless_bells", ENDLESS, closes, |side| tells(side, ENDLESS, true)),
 ];
 
 /// Each lie is told on a connection of its own, which has left TCP; one more shows that the processes are well. What the
@@ -119,7 +120,7 @@ const ENDINGS: &[Lie] = &[
 ];
 
 /// With bells that are sent as fast as the kernel takes them; of the second connection the victim is told that all precede its bytes.
-const NEVER_ENDING: &[Lie] = &[
+const ENDLESS: &[Lie] = &[
     FLOOD,
     &[half(true, HANDING, &[3]), half(true, END, &[RETURN]), word(true, BELLS, &[1 << 40])],
     &[half(true, HANDING, &[1]), half(true, END, &[RETURN]), word(true, BELLS, &[1 << 40])],
@@ -152,14 +153,19 @@ const ROUNDS: usize = 100;
 
 /// Uses each connection while its peer lies. Every call returns, though the peer answers nothing.
 fn victim(side: &Side, lies: &[Lie]) {
+    let set = calls::epoll_create().expect("epoll_create1");
     each_connection(side, lies, |fd| {
+        let _ = calls::epoll_add(set, fd, libc::EPOLLIN | libc::EPOLLET, 1);
         for round in 0..ROUNDS {
             let _ = calls::send(fd, &[7; 5000], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
             let _ =
                 calls::recv(fd, 4000, libc::MSG_DONTWAIT | if round % 4 == 0 { libc::MSG_PEEK } else { 0 });
             let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT)], 0);
             let _ = calls::unread(fd);
+            let _ = calls::epoll_wait(set, 4, 0);
         }
+        let _ = calls::epoll_wait(set, 4, 20);
+        let _ = calls::poll(&[(fd, libc::POLLIN)], 20);
         // Blocking calls end at their limits.
         calls::set_send_timeout(fd, Duration::from_millis(20)).expect("SO_SNDTIMEO");
         calls::set_receive_timeout(fd, Duration::from_millis(20)).expect("SO_RCVTIMEO");
@@ -184,7 +190,7 @@ fn hands_on(side: &Side, lies: &[Lie]) {
 
 /// Reads a little from each connection, and closes it, while bells come without end.
 fn closes(side: &Side) {
-    each_connection(side, NEVER_ENDING, |fd| {
+    each_connection(side, ENDLESS, |fd| {
         let _ = calls::send(fd, &[7; 5000], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         let _ = calls::recv(fd, 4000, libc::MSG_DONTWAIT);
     });

@@ -16,7 +16,14 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("restarted_receive", restarted_receive, sends_when_told),
     Behaviour::connected("receive_with_timeout_is_not_restarted", timeout_is_not_restarted, sends_when_told),
     Behaviour::connected("interrupted_waitall_gives_what_it_has", interrupted_waitall, sends_half),
+    Behaviour::connected("any_signal_ends_a_waitall_that_has_some", ended_waitall, sends_half),
     Behaviour::connected("interrupted_send", interrupted_send, reads_when_told),
+    Behaviour::connected("any_signal_ends_a_send_that_has_sent", ended_send, reads_when_told),
+    Behaviour::connected(
+        "restarted_send_beside_a_receive_timeout",
+        restarted_send_with_limit,
+        reads_when_told,
+    ),
     Behaviour::connected("restarted_send", restarted_send, reads_when_told),
     Behaviour::connected("restarted_send_of_one_that_does_not_read", restarted_send_only, reads_when_told),
     Behaviour::connected("one_of_two_handlers_ends_a_send", one_of_two_handlers, reads_when_told),
@@ -105,6 +112,16 @@ fn sends_half(side: &Side, fd: Fd) {
 
 fn interrupted_waitall(side: &Side, fd: Fd) {
     calls::catch(SIGNAL, false);
+    waitall_gives_what_it_has(side, fd);
+}
+
+/// signal(7) restarts only what has moved nothing.
+fn ended_waitall(side: &Side, fd: Fd) {
+    calls::catch(SIGNAL, true);
+    waitall_gives_what_it_has(side, fd);
+}
+
+fn waitall_gives_what_it_has(side: &Side, fd: Fd) {
     side.sync("sent");
     await_readable(fd);
     assert_eq!(interrupted(|| calls::recv(fd, 10, libc::MSG_WAITALL)), Ok(b"01234".to_vec()));
@@ -150,6 +167,22 @@ fn interrupted_send(side: &Side, fd: Fd) {
     side.sync("read now");
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
     assert_eq!(side.told(), total as u64, "bytes counted and bytes that arrived");
+}
+
+fn ended_send(side: &Side, fd: Fd) {
+    calls::catch(SIGNAL, true);
+    let huge = vec![b'x'; 64 << 20];
+    let sent = interrupted(|| quietly(|| calls::send(fd, &huge, 0))).expect("a part of it");
+    assert!((1..huge.len()).contains(&sent), "{sent} bytes");
+    say!("caught {}", caught(SIGNAL));
+    side.sync("read now");
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(side.told(), sent as u64, "bytes counted and bytes that arrived");
+}
+
+fn restarted_send_with_limit(side: &Side, fd: Fd) {
+    calls::set_receive_timeout(fd, Duration::from_secs(20)).expect("SO_RCVTIMEO");
+    restarted_send(side, fd);
 }
 
 fn restarted_send(side: &Side, fd: Fd) {

@@ -19,6 +19,13 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("eight_take_turns", eight_take_turns, echoes),
     Behaviour::connected("a_writer_while_a_reader_sleeps", writer_and_sleeping_reader, echoes),
     Behaviour::connected("a_poller_and_a_reader", poller_and_reader, sends_on_demand),
+    Behaviour::connected("a_poll_is_never_for_nothing", polls_beside_a_reader, sends_one_by_one),
+    Behaviour::connected("a_thread_with_descriptors_of_its_own", |_, fd| parts(fd, parts_and_closes), echoes)
+        .alone(&["own-descriptors"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("a_thread_that_closes_what_is_its_own", |_, fd| parts(fd, closes_its_own), echoes)
+        .alone(&["own-descriptors"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::connected("two_blocked_readers", two_blocked_readers, sends_on_demand),
     Behaviour::connected("shutdown_ends_two_blocked_readers", shutdown_ends_both, ends_too),
     Behaviour::whole(
@@ -185,6 +192,53 @@ fn poller_and_reader(side: &Side, fd: Fd) {
 }
 
 /// Data for both wakes both, one after the other: no wakeup is swallowed by the one that came first.
+/// Another thread may have read what a poll was for, which then waits on.
+fn polls_beside_a_reader(_: &Side, fd: Fd) {
+    let (quiet, _writer) = calls::pipe().expect("pipe");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let read = || quietly(|| calls::recv(fd, 64, libc::MSG_DONTWAIT));
+            while read().map_or(true, |data| !data.is_empty()) {}
+            over.store(true, Ordering::Relaxed);
+        });
+        while !over.load(Ordering::Relaxed) {
+            let events = quietly(|| calls::poll(&[(fd, libc::POLLIN), (quiet, libc::POLLIN)], -1));
+            assert!(events.expect("poll")[0] & libc::POLLIN != 0, "a poll without a limit ended for nothing");
+        }
+    });
+}
+
+/// What one thread makes of its own descriptors is not the others' business.
+fn parts(fd: Fd, part: fn(Fd)) {
+    request_echoes(fd, 10, 3000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| quietly(|| part(fd)));
+    });
+    request_echoes(fd, 10, 3000);
+    calls::close(fd).expect("close");
+}
+
+fn parts_and_closes(fd: Fd) {
+    calls::unshare_descriptors();
+    calls::close(fd).expect("close");
+    let (_reader, _writer) = calls::pipe().expect("pipe");
+}
+
+fn closes_its_own(fd: Fd) {
+    const UNSHARE: i32 = 2;
+    calls::close_range(fd, fd.cast_unsigned(), UNSHARE).expect("close_range");
+}
+
+fn sends_one_by_one(_: &Side, fd: Fd) {
+    for _ in 0..ONE_BY_ONE {
+        assert_eq!(quietly(|| calls::send(fd, b"x", 0)), Ok(1));
+    }
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+}
+
+const ONE_BY_ONE: usize = 50_000;
+
 fn two_blocked_readers(side: &Side, fd: Fd) {
     for _ in 0..30 {
         std::thread::scope(|scope| {

@@ -422,6 +422,13 @@ pub fn forbid(call: libc::c_long, argument: Option<u32>, errno: Errno) {
     assert_eq!(ret, 0, "seccomp: {}", Errno::last());
 }
 
+/// unshare(2) with `CLONE_FILES`: this thread has descriptors of its own from now on.
+pub fn unshare_descriptors() {
+    // SAFETY: takes a number.
+    let ret = unsafe { libc::unshare(libc::CLONE_FILES) };
+    assert_eq!(ret, 0, "unshare: {}", Errno::last());
+}
+
 /// From now on any other system call than these kills the process, as in the sandbox that a program makes for itself.
 pub fn allow_only(allowed: &[libc::c_long]) {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
