@@ -159,7 +159,7 @@ pub(super) struct Completion {
     pub(super) id: u64,
     pub(super) status: u32,
     pub(super) operation: u32,
-    rest: [u32; 8],
+    pub(super) rest: [u32; 8],
 }
 
 /// `struct ibv_port_attr`, up to what is used; the library writes as much as it knows of.
@@ -337,4 +337,69 @@ pub(super) unsafe fn poll_cq(cq: *mut Cq, list: &mut [Completion]) -> c_int {
     let poll = unsafe { (*context).ops.poll_cq };
     // SAFETY: the caller's promise; the list is writable.
     unsafe { poll(cq, list.len() as c_int, list.as_mut_ptr()) }
+}
+
+/// What libibverbs would give, for tests without a device. Its functions may not be called, but for those that are given, and `query_qp`.
+#[cfg(test)]
+pub(super) mod fake {
+    use super::*;
+
+    type Poll = unsafe extern "C" fn(*mut Cq, c_int, *mut Completion) -> c_int;
+    type Post = unsafe extern "C" fn(*mut Qp, *mut SendRequest, *mut *mut SendRequest) -> c_int;
+
+    /// A completion queue and a queue pair, for good.
+    pub(in crate::verbs) fn pair(poll_cq: Poll, post_send: Post) -> (*mut Cq, *mut Qp) {
+        let context = Box::leak(Box::new(context(poll_cq, post_send)));
+        let qp = Qp { context, before_number: [0; 44], number: 0 };
+        (Box::leak(Box::new(Cq { context })), Box::leak(Box::new(qp)))
+    }
+
+    fn context(poll_cq: Poll, post_send: Post) -> Context {
+        let null = std::ptr::null_mut();
+        let ops = Operations {
+            before_poll_cq: [null; 11],
+            poll_cq,
+            between: [null; 13],
+            post_send,
+            after: [null; 6],
+        };
+        Context { device: null, ops, cmd_fd: -1, async_fd: -1 }
+    }
+
+    /// A library that can only ask for a queue pair's state, which is well.
+    pub(in crate::verbs) fn verbs() -> &'static Verbs {
+        unsafe extern "C" fn query(
+            _: *mut Qp,
+            _: *mut Attributes,
+            _: c_int,
+            _: *mut InitAttributes,
+        ) -> c_int {
+            0
+        }
+        macro_rules! never {
+            ($($argument:ident)*) => {{
+                unsafe extern "C" fn never<$($argument,)* R>($(_: $argument),*) -> R {
+                    std::process::abort()
+                }
+                never
+            }};
+        }
+        Box::leak(Box::new(Verbs {
+            get_device_list: never!(A),
+            free_device_list: never!(A),
+            get_device_name: never!(A),
+            open_device: never!(A),
+            query_port: never!(A B C),
+            alloc_pd: never!(A),
+            dealloc_pd: never!(A),
+            reg_mr: never!(A B C D),
+            dereg_mr: never!(A),
+            create_cq: never!(A B C D E),
+            destroy_cq: never!(A),
+            create_qp: never!(A B),
+            modify_qp: never!(A B C),
+            query_qp: query,
+            destroy_qp: never!(A),
+        }))
+    }
 }

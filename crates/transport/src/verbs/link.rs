@@ -561,7 +561,7 @@ impl Link {
 pub(crate) enum Failed {
     /// The peer wrote impossible positions.
     Lie,
-    /// The queue pair has failed, or a signal handler uses what its own thread holds.
+    /// The queue pair has failed.
     Device(Errno),
 }
 

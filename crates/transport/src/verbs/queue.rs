@@ -471,17 +471,30 @@ impl QueuePair {
         if !self.is_ours() || self.is_broken() || !self.connected.load(Ordering::Acquire) {
             return Err(Errno::CONNRESET);
         }
-        let guard = self.posting.lock(process::thread())?;
-        let poster = Poster { pair: self, _guard: guard };
         let mut wait = Wait::default();
-        while self.posted.load(Ordering::Relaxed) + count - self.completed.load(Ordering::Relaxed) > DEPTH {
+        loop {
+            let poster = self.hold()?;
+            if poster.has_room_for(count) {
+                return Ok(poster);
+            }
             poster.take_completions();
             if self.is_broken() {
                 return Err(Errno::CONNRESET);
             }
+            if poster.has_room_for(count) {
+                return Ok(poster);
+            }
+            drop(poster);
             wait.pause(self);
         }
-        Ok(poster)
+    }
+
+    /// Takes the right to post. No signal handler of this thread runs meanwhile: it might use this very queue pair, or another one that
+    /// shares a lock of the driver's with it.
+    fn hold(&self) -> Result<Poster<'_>, Errno> {
+        let uninterrupted = Uninterrupted::begin();
+        let guard = self.posting.lock(process::thread())?;
+        Ok(Poster { pair: self, _guard: guard, _uninterrupted: uninterrupted })
     }
 
     /// Waits until request `id` and all before it have been done. Fails with `ECONNRESET` if the queue pair has, and with
@@ -498,18 +511,18 @@ impl QueuePair {
             if self.is_broken() {
                 return Err(Errno::CONNRESET);
             }
-            let guard = self.posting.lock(process::thread())?;
-            Poster { pair: self, _guard: guard }.take_completions();
+            self.hold()?.take_completions();
             wait.pause(self);
         }
     }
 
     /// Whether request `id` and all before it have been done, or never will be. Without waiting.
     pub(super) fn has_done(&self, id: u64) -> bool {
-        if self.completed.load(Ordering::Acquire) < id
-            && let Some(guard) = self.posting.try_lock(process::thread())
-        {
-            Poster { pair: self, _guard: guard }.take_completions();
+        if self.completed.load(Ordering::Acquire) < id {
+            let uninterrupted = Uninterrupted::begin();
+            if let Some(guard) = self.posting.try_lock(process::thread()) {
+                Poster { pair: self, _guard: guard, _uninterrupted: uninterrupted }.take_completions();
+            }
         }
         self.completed.load(Ordering::Acquire) >= id || self.is_broken()
     }
@@ -555,7 +568,9 @@ impl Wait {
 /// The right to post.
 pub(super) struct Poster<'a> {
     pair: &'a QueuePair,
+    // Unlocked in this order.
     _guard: Guard<'a>,
+    _uninterrupted: Uninterrupted,
 }
 
 /// Where one end of a transfer is.
@@ -652,6 +667,11 @@ impl Poster<'_> {
         Ok(last)
     }
 
+    fn has_room_for(&self, count: u64) -> bool {
+        let completed = self.pair.completed.load(Ordering::Relaxed);
+        self.pair.posted.load(Ordering::Relaxed) + count - completed <= DEPTH
+    }
+
     fn take_completions(&self) {
         let mut list = [Completion::default(); 16];
         // SAFETY: a live completion queue.
@@ -668,3 +688,6 @@ impl Poster<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

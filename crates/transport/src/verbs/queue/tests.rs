@@ -1,0 +1,91 @@
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicPtr, AtomicU32};
+
+use super::*;
+use crate::verbs::ffi::fake;
+
+/// One that is connected, on no device.
+fn pair(
+    poll: unsafe extern "C" fn(*mut Cq, c_int, *mut Completion) -> c_int,
+    post: unsafe extern "C" fn(*mut Qp, *mut SendRequest, *mut *mut SendRequest) -> c_int,
+) -> ManuallyDrop<QueuePair> {
+    let (cq, qp) = fake::pair(poll, post);
+    ManuallyDrop::new(QueuePair {
+        verbs: fake::verbs(),
+        pd: std::ptr::null_mut(),
+        cq,
+        qp,
+        registered: Vec::new(),
+        memory: None,
+        reach: 0,
+        place: Place { device: String::new(), port: 1, index: 0, gid: [0; 16], routable: true },
+        local: Endpoint::default(),
+        meeting: None,
+        connected: AtomicBool::new(true),
+        inline: 0,
+        owner: process::id(),
+        posting: Lock::new(),
+        posted: AtomicU64::new(0),
+        completed: AtomicU64::new(0),
+        broken: AtomicBool::new(false),
+    })
+}
+
+unsafe extern "C" fn nothing_done(_: *mut Cq, _: c_int, _: *mut Completion) -> c_int {
+    0
+}
+
+unsafe extern "C" fn takes(_: *mut Qp, _: *mut SendRequest, _: *mut *mut SendRequest) -> c_int {
+    0
+}
+
+fn request() -> Request {
+    let spot = Spot { address: 0, key: 0 };
+    Request::write(spot, spot, 8)
+}
+
+#[test]
+fn there_is_room_again_once_something_has_been_done() {
+    unsafe extern "C" fn first_done(_: *mut Cq, _: c_int, list: *mut Completion) -> c_int {
+        // SAFETY: there is room for one.
+        unsafe { list.write(Completion { id: SIGNAL_EVERY, ..Completion::default() }) };
+        1
+    }
+    let pair = pair(first_done, takes);
+    for _ in 0..DEPTH {
+        pair.begin(1).unwrap().post([request()]).unwrap();
+    }
+    assert_eq!(pair.completed.load(Ordering::Relaxed), 0);
+    drop(pair.begin(2).unwrap());
+    assert_eq!(pair.completed.load(Ordering::Relaxed), SIGNAL_EVERY);
+}
+
+#[test]
+fn a_signal_handler_finds_no_queue_pair_that_its_own_thread_posts_to() {
+    static PAIR: AtomicPtr<QueuePair> = AtomicPtr::new(std::ptr::null_mut());
+    static RAISED: AtomicBool = AtomicBool::new(false);
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+    extern "C" fn posts(_: c_int) {
+        // SAFETY: the test's, which outlives the signal.
+        let pair = unsafe { PAIR.load(Ordering::Relaxed).as_ref() };
+        let posted = pair.unwrap().begin(1).and_then(|poster| poster.post([request()]));
+        HANDLED.fetch_add(if posted.is_ok() { 1 } else { 1 << 16 }, Ordering::Relaxed);
+    }
+    unsafe extern "C" fn interrupted(_: *mut Qp, _: *mut SendRequest, _: *mut *mut SendRequest) -> c_int {
+        if !RAISED.swap(true, Ordering::Relaxed) {
+            // SAFETY: takes a number; the signal goes to this thread.
+            unsafe { libc::raise(libc::SIGUSR1) };
+            assert_eq!(HANDLED.load(Ordering::Relaxed), 0);
+        }
+        0
+    }
+    let mut pair = pair(nothing_done, interrupted);
+    PAIR.store(&raw mut *pair, Ordering::Relaxed);
+    let handler: extern "C" fn(c_int) = posts;
+    // SAFETY: the handler posts to a queue pair of this test's.
+    unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+    pair.begin(1).unwrap().post([request()]).unwrap();
+    assert_eq!(HANDLED.load(Ordering::Relaxed), 1);
+    assert_eq!(pair.last_posted(), 2);
+}
