@@ -30,7 +30,7 @@ pub(super) const DEPTH: u64 = 128;
 const SIGNAL_EVERY: u64 = 32;
 /// What a connection asks for; the queue pair says what it grants.
 pub(super) const INLINE_WANTED: u32 = 256;
-/// How long an iWARP device may take for what has been posted; and any, to deliver what the peer has posted.
+/// How long a device may take for the next completion of what has been posted, and to deliver what the peer has posted.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// After so long without a completion the device is asked whether there is a queue pair still.
 const UNANSWERED: Duration = Duration::from_millis(50);
@@ -534,11 +534,13 @@ impl QueuePair {
 }
 
 /// A wait for completions. A RoCE queue pair fails by itself when its peer is out of reach, unless its device is removed: then
-/// nothing completes any more. One of iWARP keeps trying as long as TCP does, minutes; and Soft-iWARP does not complete what is
-/// posted after the peer has gone.
+/// nothing completes any more; or the peer's asks for time, again and again (RNR NAK, which this library's never does). One of iWARP keeps
+/// trying as long as TCP does, minutes; and Soft-iWARP does not complete what is posted after the peer has gone.
 #[derive(Default)]
 struct Wait {
     looks: u32,
+    /// What had been completed at the last look, and until when there must be more.
+    completed: u64,
     deadline: Option<Instant>,
     next_question: Option<Instant>,
 }
@@ -556,9 +558,15 @@ impl Wait {
                 pair.broken.store(true, Ordering::SeqCst);
             }
         }
-        if let Some(meeting) = &pair.meeting
-            && (meeting.is_over() || now > *self.deadline.get_or_insert(now + LONGEST_WAIT))
-        {
+        let completed = pair.completed.load(Ordering::Relaxed);
+        if completed != self.completed {
+            self.completed = completed;
+            self.deadline = None;
+        }
+        if now > *self.deadline.get_or_insert(now + LONGEST_WAIT) {
+            pair.broken.store(true, Ordering::SeqCst);
+        }
+        if pair.meeting.as_ref().is_some_and(Meeting::is_over) {
             pair.broken.store(true, Ordering::SeqCst);
         }
         rustix::thread::sched_yield();

@@ -46,6 +46,23 @@ fn request() -> Request {
 }
 
 #[test]
+fn what_is_not_completed_in_time_never_will_be_whatever_the_transport() {
+    let pair = pair(nothing_done, takes);
+    let late = || Some(Instant::now().checked_sub(Duration::from_millis(1)).unwrap());
+    let look = |wait: &mut Wait| (0..64).for_each(|_| wait.pause(&pair));
+
+    let mut wait = Wait { deadline: late(), ..Wait::default() };
+    pair.completed.store(32, Ordering::Relaxed);
+    look(&mut wait);
+    assert!(!pair.is_broken(), "something was");
+    assert!(wait.deadline > Some(Instant::now() + LONGEST_WAIT / 2));
+    wait.deadline = late();
+    look(&mut wait);
+    assert!(pair.is_broken());
+    assert_eq!(pair.wait_for(33, || false), Err(Errno::CONNRESET));
+}
+
+#[test]
 fn there_is_room_again_once_something_has_been_done() {
     unsafe extern "C" fn first_done(_: *mut Cq, _: c_int, list: *mut Completion) -> c_int {
         // SAFETY: there is room for one.
