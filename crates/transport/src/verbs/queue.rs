@@ -37,6 +37,11 @@ const UNANSWERED: Duration = Duration::from_millis(50);
 /// RDMA READs in flight.
 const READS: u8 = 4;
 
+/// The largest number of `enum ibv_mtu`.
+const LARGEST_MTU: u32 = 5;
+/// Queue pairs and packets are numbered by 24 bits.
+const NUMBERS: u32 = 1 << 24;
+
 /// What a peer must know to reach a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Endpoint {
@@ -50,6 +55,13 @@ pub struct Endpoint {
     pub gid: [u8; 16],
     /// For a device whose queue pairs the connection manager connects, iWARP: the port where the server listens.
     pub manager: Option<u16>,
+}
+
+impl Endpoint {
+    /// Whether a queue pair can be connected to it without a connection manager: drivers are not relied upon to look at what they are given.
+    pub(super) fn is_sound(&self) -> bool {
+        (1..=LARGEST_MTU).contains(&self.mtu) && self.number < NUMBERS && self.psn < NUMBERS
+    }
 }
 
 /// Memory that the device may reach.

@@ -106,3 +106,15 @@ fn a_signal_handler_finds_no_queue_pair_that_its_own_thread_posts_to() {
     assert_eq!(HANDLED.load(Ordering::Relaxed), 1);
     assert_eq!(pair.last_posted(), 2);
 }
+
+#[test]
+fn a_peer_names_a_queue_pair_that_there_may_be() {
+    let sound = Endpoint { mtu: 5, number: 0xff_ffff, psn: 0xff_ffff, ..Endpoint::default() };
+    assert!(sound.is_sound());
+    assert!(Endpoint { mtu: 1, ..sound }.is_sound());
+    for mtu in [0, 6, u32::MAX] {
+        assert!(!Endpoint { mtu, ..sound }.is_sound());
+    }
+    assert!(!Endpoint { number: 1 << 24, ..sound }.is_sound());
+    assert!(!Endpoint { psn: 1 << 24, ..sound }.is_sound());
+}
