@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Mutex;
@@ -150,13 +150,18 @@ impl Device {
             return Err(Reason::MemLock);
         }
         let context = open_by_name(verbs, name).ok_or(Reason::NoDevice)?;
+        // SAFETY: a context that was just opened, and nobody else knows of it.
+        let Ok(fds) = (unsafe { move_away(&mut *context) }) else {
+            // SAFETY: as above, and nobody will.
+            unsafe { (verbs.close_device)(context) };
+            return Err(Reason::NoFds);
+        };
         let device: &'static Self = Box::leak(Box::new(Self {
             name: name.to_owned(),
             folder,
             process: process::id(),
             context,
-            // SAFETY: a context that was just opened, and nobody else knows of it.
-            fds: unsafe { move_away(&mut *context) }.map(AtomicI32::new),
+            fds: fds.map(AtomicI32::new),
         }));
         open.push(device);
         Ok(device)
@@ -207,18 +212,20 @@ fn open_by_name(verbs: &Verbs, name: &str) -> Option<*mut Context> {
     (!context.is_null()).then_some(context)
 }
 
-/// Moves the device's descriptors out of the application's way: it may count on the lowest free numbers.
-fn move_away(context: &mut Context) -> [i32; 2] {
+/// Moves the device's descriptors out of the application's way: it may count on the lowest free numbers. If there is no other number, the
+/// context has still what it had, and can be closed.
+fn move_away(context: &mut Context) -> Result<[i32; 2], Errno> {
     for fd in [&mut context.cmd_fd, &mut context.async_fd] {
         if *fd >= 0 {
-            // SAFETY: the library's own descriptor, which only this context uses.
-            let owned = unsafe { OwnedFd::from_raw_fd(*fd) };
-            let moved: Result<OwnedFd, Errno> = (settings().place)(owned);
-            // Without a free number it is closed; then the device can't be used, which every call will say.
-            *fd = moved.map_or(-1, IntoRawFd::into_raw_fd);
+            // SAFETY: open, and only this context uses it.
+            let copy = rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(*fd) }, 0)?;
+            let moved: Result<OwnedFd, Errno> = (settings().place)(copy);
+            let before = std::mem::replace(fd, moved?.into_raw_fd());
+            // SAFETY: the library's own descriptor, which nobody refers to any more.
+            drop(unsafe { OwnedFd::from_raw_fd(before) });
         }
     }
-    [context.cmd_fd, context.async_fd]
+    Ok([context.cmd_fd, context.async_fd])
 }
 
 /// The port that has a connection's local address, and for an iWARP device what connects its queue pairs.
@@ -238,6 +245,8 @@ pub(super) fn of_connection(local: SocketAddr) -> Result<(Place, &'static Device
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     const ADDRESS: &str = "::ffff:10.0.0.1";
@@ -248,6 +257,22 @@ mod tests {
         for (folder, text) in [("gids", gid), ("gid_attrs/types", kind)] {
             fs::create_dir_all(port.join(folder)).unwrap();
             fs::write(port.join(folder).join(index.to_string()), format!("{text}\n")).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_device_whose_descriptors_cannot_be_moved_keeps_them() {
+        let [first, second] = [(); 2].map(|()| File::open("/dev/null").unwrap().into_raw_fd());
+        let mut context = ffi::fake::descriptors(first, 1 << 30);
+        assert_eq!(move_away(&mut context), Err(Errno::BADF));
+        assert_eq!(context.async_fd, 1 << 30, "for the library to close");
+        assert!(context.cmd_fd >= 0 && context.cmd_fd != second);
+        context.async_fd = second;
+        let fds = move_away(&mut context).unwrap();
+        assert_eq!(fds, [context.cmd_fd, context.async_fd]);
+        for fd in fds {
+            // SAFETY: open, and nobody else's.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
         }
     }
 

@@ -246,6 +246,7 @@ pub(super) struct Verbs {
     pub(super) free_device_list: unsafe extern "C" fn(*mut *mut c_void),
     pub(super) get_device_name: unsafe extern "C" fn(*mut c_void) -> *const c_char,
     pub(super) open_device: unsafe extern "C" fn(*mut c_void) -> *mut Context,
+    pub(super) close_device: unsafe extern "C" fn(*mut Context) -> c_int,
     pub(super) query_port: unsafe extern "C" fn(*mut Context, u8, *mut PortAttributes) -> c_int,
     pub(super) alloc_pd: unsafe extern "C" fn(*mut Context) -> *mut c_void,
     pub(super) dealloc_pd: unsafe extern "C" fn(*mut c_void) -> c_int,
@@ -277,6 +278,7 @@ impl Verbs {
             free_device_list: symbol!(b"ibv_free_device_list\0"),
             get_device_name: symbol!(b"ibv_get_device_name\0"),
             open_device: symbol!(b"ibv_open_device\0"),
+            close_device: symbol!(b"ibv_close_device\0"),
             query_port: symbol!(b"ibv_query_port\0"),
             alloc_pd: symbol!(b"ibv_alloc_pd\0"),
             dealloc_pd: symbol!(b"ibv_dealloc_pd\0"),
@@ -366,6 +368,17 @@ pub(super) mod fake {
         Context { device: null, ops, cmd_fd: -1, async_fd: -1 }
     }
 
+    /// A device with these descriptors, and nothing else.
+    pub(in crate::verbs) fn descriptors(cmd_fd: c_int, async_fd: c_int) -> Context {
+        unsafe extern "C" fn poll(_: *mut Cq, _: c_int, _: *mut Completion) -> c_int {
+            -1
+        }
+        unsafe extern "C" fn post(_: *mut Qp, _: *mut SendRequest, _: *mut *mut SendRequest) -> c_int {
+            -1
+        }
+        Context { cmd_fd, async_fd, ..context(poll, post) }
+    }
+
     /// A library that can only ask for a queue pair's state, which is well.
     pub(in crate::verbs) fn verbs() -> &'static Verbs {
         unsafe extern "C" fn query(
@@ -389,6 +402,7 @@ pub(super) mod fake {
             free_device_list: never!(A),
             get_device_name: never!(A),
             open_device: never!(A),
+            close_device: never!(A),
             query_port: never!(A B C),
             alloc_pd: never!(A),
             dealloc_pd: never!(A),
