@@ -172,6 +172,8 @@ pub(crate) struct Quiet {
 
 /// Locks the sums for a fork.
 pub(crate) fn quiesce() -> Option<Quiet> {
+    // Nor must another thread be finding that out.
+    directory();
     Some(Quiet { _totals: GONE.lock().ok()? })
 }
 

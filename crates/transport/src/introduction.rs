@@ -8,6 +8,7 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -20,7 +21,7 @@ use crate::greeting::{self, Kind, LENGTH, Nonce, Opening, Seal};
 use crate::reason::Reason;
 use crate::segment::{Greeting, Segment};
 use crate::settings::settings;
-use crate::settle::{PATIENCE, nap};
+use crate::settle::{PATIENCE, SHORT_PATIENCE, nap};
 use crate::stream::transmit;
 use crate::uninterrupted::Uninterrupted;
 use crate::verbs::board::Memory;
@@ -209,19 +210,37 @@ impl Connection {
         }
     }
 
-    /// Client: what to say, with a queue pair made for it.
+    /// Client: what to say, with a queue pair made for it. The caller holds the send lock.
     fn hello(&self) -> Result<greeting::Greeting, Reason> {
-        let mut pending = self.pending.lock().map_err(|_| Reason::Refused)?;
-        if pending.is_none() {
-            let link = Link::create(self.block.local().ok_or(Reason::NoDevice)?)?;
-            let mut nonce = Nonce::default();
-            rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
-                .map_err(|_| Reason::NoVerbs)?;
-            *pending = Some((link, nonce));
+        let hello = |(link, nonce): &(Link, Nonce)| {
+            let (endpoint, memory) = link.introduction();
+            greeting::Greeting { kind: Kind::Hello, nonce: *nonce, endpoint, memory }
+        };
+        // It is there already if it could not be sent before.
+        if let Some(pending) = self.pending().and_then(|pending| pending.as_ref().map(hello)) {
+            return Ok(pending);
         }
-        let (link, nonce) = pending.as_ref().ok_or(Reason::Refused)?;
-        let (endpoint, memory) = link.introduction();
-        Ok(greeting::Greeting { kind: Kind::Hello, nonce: *nonce, endpoint, memory })
+        let local = self.block.local().ok_or(Reason::NoDevice)?;
+        let mut nonce = Nonce::default();
+        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
+            .map_err(|_| Reason::NoVerbs)?;
+        let made = (Link::create(local)?, nonce);
+        let greeting = hello(&made);
+        *self.pending().ok_or(Reason::Refused)? = Some(made);
+        Ok(greeting)
+    }
+
+    /// What this side offers as a client, to be held for a moment: a fork leaves it locked in the child if another thread has it then. What
+    /// is there is not for the child anyway, which so waits for it no longer than any thread must.
+    fn pending(&self) -> Option<MutexGuard<'_, Option<(Link, Nonce)>>> {
+        let begun = Instant::now();
+        loop {
+            match self.pending.try_lock() {
+                Ok(pending) => return Some(pending),
+                Err(TryLockError::WouldBlock) if begun.elapsed() < SHORT_PATIENCE => nap(),
+                Err(_) => return None,
+            }
+        }
     }
 
     /// Server: the answer to the HELLO that waits in the segment, and if it is no, why. Else the segment has a queue pair that
@@ -281,7 +300,7 @@ impl Connection {
         let awaited = segment.greeting();
         let declines = declines.or_else(|| self.block.has(flag::DECLINES).then(|| self.block.reason()));
         let nonce = match awaited {
-            Greeting::AwaitsReply => self.pending.lock().ok().and_then(|pending| Some(pending.as_ref()?.1)),
+            Greeting::AwaitsReply => self.pending().and_then(|pending| Some(pending.as_ref()?.1)),
             _ => None,
         };
         if self.is_closed() {
@@ -374,14 +393,17 @@ impl Connection {
         if reply.kind != Kind::Reply {
             return Err(Reason::Refused);
         }
-        let pending = self.pending.lock().ok().and_then(|mut pending| pending.take());
+        let pending = self.pending().and_then(|mut pending| pending.take());
         let (mut link, nonce) = pending.ok_or(Reason::Refused)?;
+        if !link.is_ours() {
+            return Err(Reason::SharedBeforeUpgrade);
+        }
         let server = self.block.peer().ok_or(Reason::NoRoute)?;
         link.connect(reply.endpoint, reply.memory, Role::Client, server, nonce)?;
         if link.progress() == Progress::Connected {
             return self.enter_fabric(fd, segment, link);
         }
-        *self.pending.lock().map_err(|_| Reason::Refused)? = Some((link, nonce));
+        *self.pending().ok_or(Reason::Refused)? = Some((link, nonce));
         segment.set_greeting(Greeting::Connects);
         Ok(())
     }
@@ -457,9 +479,8 @@ impl Connection {
 
     /// Stays on TCP for good: nothing has left it.
     pub(crate) fn give_up(&self, fd: i32, reason: Reason) {
-        if let Ok(mut pending) = self.pending.lock() {
-            pending.take();
-        }
+        // Ended after the lock has been given back: that takes a device's time.
+        drop(self.pending().and_then(|mut pending| pending.take()));
         // Bytes in the side buffer come first: then the hooks stay in between.
         if self.side_length() == 0 && self.block.advance(State::Active, State::Switching) {
             self.restore_options(fd);

@@ -32,7 +32,7 @@ use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{
@@ -297,13 +297,18 @@ impl Segment {
     }
 
     /// Whether the kernel knows `MADV_POPULATE_WRITE`, without which a window that grows could turn a full disk or
-    /// memory limit into `SIGBUS`. Asked once, of a window that has its pages already.
+    /// memory limit into `SIGBUS`. Asked once, or by each of several threads at the same time: in a fork nobody waits for one that is at
+    /// it. Of a window that has its pages already.
     fn can_populate(&self) -> bool {
-        static ABLE: OnceLock<bool> = OnceLock::new();
-        *ABLE.get_or_init(|| {
+        const ABLE: u8 = 1;
+        const UNABLE: u8 = 2;
+        static ANSWER: AtomicU8 = AtomicU8::new(0);
+        if ANSWER.load(Ordering::Relaxed) == 0 {
             let advised = self.direction(0).1.advise(0, class_size(0), Advice::LinuxPopulateWrite);
-            !matches!(advised, Err(Errno::INVAL | Errno::NOSYS))
-        })
+            let unable = matches!(advised, Err(Errno::INVAL | Errno::NOSYS));
+            ANSWER.store(if unable { UNABLE } else { ABLE }, Ordering::Relaxed);
+        }
+        ANSWER.load(Ordering::Relaxed) == ABLE
     }
 
     fn map(fd: impl AsFd, role: Role, alone: bool) -> Result<Self, Errno> {

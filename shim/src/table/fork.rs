@@ -1,16 +1,20 @@
 //! The table over a fork.
 
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard};
 
 use thallus_transport::arena::Chunk;
 use thallus_transport::chime;
 use thallus_transport::connection::Connection;
 use thallus_transport::uninterrupted::Uninterrupted;
+use thallus_transport::verbs::device;
 
 use super::slot::{self, FD, Slot};
 use super::{Young, blocks, cell, descriptors, for_each_young, grow_up, released, young};
 use crate::{ops, stats};
+
+/// One thread forks at a time.
+static FORKING: Mutex<()> = Mutex::new(());
 
 /// What a fork must not find locked by a thread that the child does not have.
 #[derive(Debug)]
@@ -25,6 +29,9 @@ pub(crate) struct Quiet {
     _mouths: chime::Quiet,
     moved: MutexGuard<'static, Vec<(u32, &'static Slot)>>,
     visited: Visited,
+    /// None if a thread has been opening an RDMA device for too long.
+    devices: Option<device::Quiet>,
+    _forking: MutexGuard<'static, ()>,
     _uninterrupted: Uninterrupted,
 }
 
@@ -53,6 +60,9 @@ impl Quiet {
 
     /// In a forked child: the other threads are gone, and so are their calls.
     pub(crate) fn only_one_thread_left(&mut self) {
+        if self.devices.is_none() {
+            device::overtaken();
+        }
         self.visited.0.clear();
         self.moved.clear();
         // Made by a thread that the fork overtook: the parent does not know that this process has it, too.
@@ -77,6 +87,9 @@ pub(crate) fn grow_all_up() {
 /// Locks the table's lists for a fork. Every connection is grown up by then.
 pub(crate) fn quiesce() -> Option<Quiet> {
     let uninterrupted = Uninterrupted::begin();
+    let forking = FORKING.lock().ok()?;
+    // Before the others: whoever opens a device runs hooks, which may need them.
+    let devices = device::quiesce();
     grow_all_up();
     let epoll = ops::epoll::quiesce();
     // Before the slots, as `stats::write` does.
@@ -90,6 +103,8 @@ pub(crate) fn quiesce() -> Option<Quiet> {
         _totals: totals,
         _mouths: chime::quiesce()?,
         visited: Visited::default(),
+        devices,
+        _forking: forking,
         _uninterrupted: uninterrupted,
     })
 }

@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Instant;
 
 use rustix::io::Errno;
 
@@ -16,6 +17,7 @@ use super::queue;
 use crate::process;
 use crate::reason::Reason;
 use crate::settings::settings;
+use crate::settle::{PATIENCE, nap};
 
 /// An RDMA port's entry for one address, in `/sys/class/infiniband`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,7 +125,37 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
+/// Locked while libibverbs is loaded, and while a device is opened: by the shim with signals blocked, and before all of its own locks, which
+/// hooks need that run inside.
 static OPEN: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
+
+/// In a forked child: [`OPEN`], or a lock of libibverbs or the loader, may be that of a thread that it does not have.
+static OVERTAKEN: AtomicBool = AtomicBool::new(false);
+
+/// While there is one, nobody opens a device.
+#[derive(Debug)]
+pub struct Quiet(#[expect(dead_code, reason = "held")] MutexGuard<'static, Vec<&'static Device>>);
+
+/// Before a fork, which must not overtake a thread that opens a device: waits for it, but not for long. It may itself wait for something
+/// that the forking thread has, such as the loader's lock in an initializer that forks. Only one thread at a time.
+pub fn quiesce() -> Option<Quiet> {
+    quiesce_until(&OPEN, Instant::now() + PATIENCE).map(Quiet)
+}
+
+fn quiesce_until<T>(lock: &Mutex<T>, deadline: Instant) -> Option<MutexGuard<'_, T>> {
+    loop {
+        match lock.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => nap(),
+            Err(_) => return None,
+        }
+    }
+}
+
+/// In a forked child, if [`quiesce`] had no time: no device can be opened any more.
+pub fn overtaken() {
+    OVERTAKEN.store(true, Ordering::Relaxed);
+}
 
 /// The descriptors of devices that this process has opened.
 pub fn internal_fds() -> Vec<i32> {
@@ -136,6 +168,9 @@ impl Device {
     /// Opens the device of this name, or finds it open. One that was removed does not come back: another of its name is
     /// opened anew.
     pub(super) fn open(name: &str) -> Result<&'static Self, Reason> {
+        if OVERTAKEN.load(Ordering::Relaxed) {
+            return Err(Reason::NoDevice);
+        }
         let mut open = OPEN.lock().map_err(|_| Reason::NoDevice)?;
         // Before it is opened: if another comes in between, that is found out the next time.
         let folder = fs::metadata(Path::new(CLASS).join(name)).map_err(|_| Reason::NoDevice)?.ino();
@@ -246,6 +281,7 @@ pub(super) fn of_connection(local: SocketAddr) -> Result<(Place, &'static Device
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::time::Duration;
 
     use super::*;
 
@@ -258,6 +294,24 @@ mod tests {
             fs::create_dir_all(port.join(folder)).unwrap();
             fs::write(port.join(folder).join(index.to_string()), format!("{text}\n")).unwrap();
         }
+    }
+
+    #[test]
+    fn a_fork_waits_for_who_opens_a_device_but_not_for_long() {
+        let lock = Mutex::new(0);
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut opens = lock.lock().unwrap();
+                begun.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+                *opens = 1;
+            });
+            has_begun.recv().unwrap();
+            let quiet = quiesce_until(&lock, Instant::now() + Duration::from_secs(10)).unwrap();
+            assert_eq!(*quiet, 1);
+            assert!(quiesce_until(&lock, Instant::now()).is_none());
+        });
     }
 
     #[test]

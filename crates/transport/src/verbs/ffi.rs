@@ -293,7 +293,8 @@ impl Verbs {
         })
     }
 
-    /// The library, loaded at the first call; `None` where there is none.
+    /// The library, loaded at the first call; `None` where there is none. A connection's first call is
+    /// [`Device::open`](super::device::Device::open)'s, which no fork overtakes.
     pub(super) fn get() -> Option<&'static Self> {
         static VERBS: OnceLock<Option<Verbs>> = OnceLock::new();
         VERBS.get_or_init(Self::load).as_ref()
