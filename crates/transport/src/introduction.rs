@@ -5,7 +5,7 @@
 //! say HELLO is active from its first call on, so that every read looks for it first; its own first bytes carry the
 //! reply. The client is ready when it has read the reply, and tells the server so by RDMA.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, TryLockError};
@@ -26,7 +26,7 @@ use crate::stream::transmit;
 use crate::uninterrupted::Uninterrupted;
 use crate::verbs::board::Memory;
 use crate::verbs::link::Link;
-use crate::verbs::{Endpoint, Progress};
+use crate::verbs::{Endpoint, Progress, routes};
 use crate::waiting::add;
 use crate::{process, tcp};
 
@@ -221,6 +221,7 @@ impl Connection {
             return Ok(pending);
         }
         let local = self.block.local().ok_or(Reason::NoDevice)?;
+        self.check_route()?;
         let mut nonce = Nonce::default();
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
             .map_err(|_| Reason::NoVerbs)?;
@@ -257,8 +258,8 @@ impl Connection {
         let refused = if segment.link().is_some() {
             None
         } else {
-            let link = self.block.local().ok_or(Reason::NoDevice).and_then(Link::create);
-            let link = link.and_then(|mut link| {
+            let local = self.check_route().and_then(|()| self.block.local().ok_or(Reason::NoDevice));
+            let link = local.and_then(Link::create).and_then(|mut link| {
                 link.connect(hello.endpoint, hello.memory, Role::Server, seal.client, hello.nonce)?;
                 Ok(link)
             });
@@ -398,6 +399,8 @@ impl Connection {
         if !link.is_ours() {
             return Err(Reason::SharedBeforeUpgrade);
         }
+        // Another connection may have found out meanwhile.
+        self.check_route()?;
         let server = self.block.peer().ok_or(Reason::NoRoute)?;
         link.connect(reply.endpoint, reply.memory, Role::Client, server, nonce)?;
         if link.progress() == Progress::Connected {
@@ -458,6 +461,11 @@ impl Connection {
             return Err(Reason::ShutdownBeforeUpgrade);
         }
         if link.announce_ready(tcp::closed_unanswered(fd)).is_err() {
+            if let (true, Some((local, peer))) = (link.was_unanswered(), self.hosts())
+                && !tcp::peer_has_closed(fd)
+            {
+                routes::note_blocked(local, peer);
+            }
             // From here on nothing reaches this side. Whether the server has left TCP before that can be seen.
             link.fail();
             let incoming = segment.incoming();
@@ -475,6 +483,18 @@ impl Connection {
             self.fabric_failed(segment);
         }
         Ok(())
+    }
+
+    fn hosts(&self) -> Option<(IpAddr, IpAddr)> {
+        Some((self.block.local()?.ip(), self.block.peer()?.ip()))
+    }
+
+    /// Fails where RDMA is known not to get through: it would take a call as long again to find that out.
+    fn check_route(&self) -> Result<(), Reason> {
+        match self.hosts() {
+            Some((local, peer)) if routes::is_blocked(local, peer) => Err(Reason::NoRoute),
+            _ => Ok(()),
+        }
     }
 
     /// Stays on TCP for good: nothing has left it.

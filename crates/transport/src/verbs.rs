@@ -3,7 +3,7 @@
 //! [`device`] finds the port that has a connection's address, `queue` owns a queue pair and its memory (`slab`),
 //! [`board`] is what each side shows the other, `message` what lies in a ring, `inbox` the ring that the peer writes
 //! (`scan`: how far it has been looked through), and [`link`] one connection over them (`word`: how its end is told from
-//! its death). iWARP devices need the kernel's connection manager (`manager`). [`trial`] tells what a connection would
+//! its death). `routes` remembers where RDMA does not get through. iWARP devices need the kernel's connection manager (`manager`). [`trial`] tells what a connection would
 //! get, and [`probe`] is for measuring a device. libibverbs is loaded when a connection needs it (`ffi`).
 
 #[cfg(not(loom))]
@@ -24,6 +24,8 @@ mod message;
 pub mod probe;
 #[cfg(not(loom))]
 mod queue;
+#[cfg(not(loom))]
+pub(crate) mod routes;
 pub(crate) mod scan;
 #[cfg(not(loom))]
 mod slab;

@@ -237,6 +237,8 @@ pub(super) const SIGNALED: u32 = 2;
 pub(super) const INLINE: u32 = 8;
 /// `enum ibv_qp_type`: reliable connection.
 pub(super) const RC: u32 = 2;
+/// `enum ibv_wc_status`: the peer's host has not acknowledged the request, however often it was sent.
+pub(super) const RETRIES_EXCEEDED: u32 = 12;
 /// `enum ibv_port_state`.
 pub(super) const PORT_ACTIVE: u32 = 4;
 

@@ -222,6 +222,11 @@ impl Link {
         self.progress() == Progress::Connected && self.board().ready.load(Ordering::Acquire) != 0
     }
 
+    /// Whether it has failed because the peer's host did not answer.
+    pub(crate) fn was_unanswered(&self) -> bool {
+        self.pair.was_unanswered()
+    }
+
     /// Tells the peer that this side is connected, and waits until it can know. Fails with `EPIPE` once it `has_gone`.
     pub(crate) fn announce_ready(&self, has_gone: impl Fn() -> bool) -> Result<(), Errno> {
         self.write_words(&self.pair.begin(1)?, std::mem::offset_of!(Board, ready), &[CONNECTED])?;

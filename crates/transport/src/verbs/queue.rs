@@ -100,6 +100,8 @@ pub(super) struct QueuePair {
     posted: AtomicU64,
     completed: AtomicU64,
     broken: AtomicBool,
+    /// The peer's host has not answered, and that is why it failed.
+    unanswered: AtomicBool,
 }
 
 // SAFETY: verbs may be called from any thread; the counters are atomics, changed under `posting`.
@@ -242,6 +244,7 @@ impl QueuePair {
             posted: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             broken: AtomicBool::new(false),
+            unanswered: AtomicBool::new(false),
         };
         let null = std::ptr::null_mut();
         // SAFETY: an open device.
@@ -463,6 +466,12 @@ impl QueuePair {
         self.broken.store(true, Ordering::SeqCst);
     }
 
+    /// The peer's host does not answer.
+    fn fail_unanswered(&self) {
+        self.unanswered.store(true, Ordering::Relaxed);
+        self.broken.store(true, Ordering::SeqCst);
+    }
+
     /// Whether this process may use it.
     pub(super) fn is_ours(&self) -> bool {
         self.owner == process::id()
@@ -471,6 +480,11 @@ impl QueuePair {
     /// Whether it has failed: nothing gets through any more.
     pub(super) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
+    }
+
+    /// Whether it has failed because the peer's host did not answer.
+    pub(super) fn was_unanswered(&self) -> bool {
+        self.is_broken() && self.unanswered.load(Ordering::Relaxed)
     }
 
     /// Whether some requests could be posted without waiting, as far as completions have been taken.
@@ -576,7 +590,7 @@ impl Wait {
             self.deadline = None;
         }
         if now > *self.deadline.get_or_insert(now + LONGEST_WAIT) {
-            pair.broken.store(true, Ordering::SeqCst);
+            pair.fail_unanswered();
         }
         if pair.meeting.as_ref().is_some_and(Meeting::is_over) {
             pair.broken.store(true, Ordering::SeqCst);
@@ -700,10 +714,10 @@ impl Poster<'_> {
             self.pair.broken.store(true, Ordering::SeqCst);
         }
         for done in &list[..usize::try_from(count).unwrap_or(0)] {
-            if done.status == 0 {
-                self.pair.completed.store(done.id, Ordering::Release);
-            } else {
-                self.pair.broken.store(true, Ordering::SeqCst);
+            match done.status {
+                0 => self.pair.completed.store(done.id, Ordering::Release),
+                ffi::RETRIES_EXCEEDED => self.pair.fail_unanswered(),
+                _ => self.pair.broken.store(true, Ordering::SeqCst),
             }
         }
     }

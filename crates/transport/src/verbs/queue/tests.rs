@@ -29,6 +29,7 @@ fn pair(
         posted: AtomicU64::new(0),
         completed: AtomicU64::new(0),
         broken: AtomicBool::new(false),
+        unanswered: AtomicBool::new(false),
     })
 }
 
@@ -58,8 +59,26 @@ fn what_is_not_completed_in_time_never_will_be_whatever_the_transport() {
     assert!(wait.deadline > Some(Instant::now() + LONGEST_WAIT / 2));
     wait.deadline = late();
     look(&mut wait);
-    assert!(pair.is_broken());
+    assert!(pair.is_broken() && pair.was_unanswered());
     assert_eq!(pair.wait_for(33, || false), Err(Errno::CONNRESET));
+}
+
+#[test]
+fn that_a_host_does_not_answer_is_told_from_other_failures() {
+    static STATUS: AtomicU32 = AtomicU32::new(0);
+    unsafe extern "C" fn fails(_: *mut Cq, _: c_int, list: *mut Completion) -> c_int {
+        let done = Completion { id: 1, status: STATUS.load(Ordering::Relaxed), ..Completion::default() };
+        // SAFETY: there is room for one.
+        unsafe { list.write(done) };
+        1
+    }
+    // IBV_WC_REM_ACCESS_ERR and IBV_WC_RETRY_EXC_ERR.
+    for (status, unanswered) in [(10, false), (12, true)] {
+        STATUS.store(status, Ordering::Relaxed);
+        let pair = pair(fails, takes);
+        assert_eq!(pair.wait_for(1, || false), Err(Errno::CONNRESET));
+        assert_eq!(pair.was_unanswered(), unanswered);
+    }
 }
 
 #[test]
