@@ -388,6 +388,14 @@ impl<'a, M: Memory> Producer<'a, M> {
         Ok(true)
     }
 
+    /// Comes home, at most to [`HOT_CLASS`], from a window that has no memory for the next byte, if the ring is empty.
+    pub fn leave_unbacked(&self) -> Result<bool, Lie> {
+        if !self.control.is_empty() || self.back(self.current()?, self.control.head(), 1) > 0 {
+            return Ok(false);
+        }
+        self.come_home(HOT_CLASS)
+    }
+
     /// The class of the window that is written to now.
     pub fn class(&self) -> Result<u32, Lie> {
         self.current().map(|window| window.class)

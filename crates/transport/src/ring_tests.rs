@@ -350,3 +350,23 @@ fn a_window_without_memory_is_left_when_it_is_empty() {
     assert!(producer.has_room() && producer.come_home(HOT_CLASS).unwrap());
     assert_eq!((producer.class(), push(&producer, &bytes)), (Ok(0), class_size(0) as usize));
 }
+
+#[test]
+fn an_empty_window_without_memory_is_left_for_one_that_has_some() {
+    let (control, memory) = (Control::new(), Heap::new());
+    let known = Known::new();
+    let (producer, consumer) = (Producer::new(&control, &memory, &known), Consumer::new(&control, &memory));
+    let bytes = vec![7; STEP as usize];
+    assert!(producer.grow(1 << 40, HOT_CLASS).unwrap());
+    assert_eq!(push(&producer, &bytes), bytes.len());
+    assert!(producer.grow(u64::MAX, WIDE_CLASS).unwrap() && !producer.leave_unbacked().unwrap());
+    assert_eq!(push(&producer, &bytes), bytes.len());
+    memory.most.set(memory.in_use());
+    assert!(push(&producer, &bytes) == 0 && !producer.leave_unbacked().unwrap(), "it is not empty");
+    assert_eq!(pop(&consumer, 1 << 20).len(), 2 * bytes.len());
+    // Who is home with this window does not come home.
+    assert!(producer.has_room() && !producer.come_home(WIDE_CLASS).unwrap());
+    assert_eq!(push(&producer, &bytes), 0);
+    assert!(producer.leave_unbacked().unwrap() && !producer.leave_unbacked().unwrap());
+    assert_eq!((producer.class(), push(&producer, &bytes)), (Ok(HOT_CLASS), bytes.len()));
+}

@@ -2,7 +2,7 @@
 //!
 //! Over RDMA a ring has one size, and nothing here changes it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::connection::Connection;
 use crate::ring::{HOT_CLASS, Lie, WIDE_CLASS, class_size};
@@ -22,11 +22,21 @@ static WIDE: AtomicU32 = AtomicU32::new(0);
 /// Whether this process has made a direction's window wide. Counted among [`MOST_WIDE`] until it is given up, or dropped. Changed
 /// with the send lock held.
 #[derive(Debug, Default)]
-pub(crate) struct Wide(AtomicBool);
+pub(crate) struct Wide {
+    taken: AtomicBool,
+    /// Bytes that the direction had moved when memory for it ran out.
+    starved_at: AtomicU64,
+}
 
 impl Wide {
     fn is_taken(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Whether a direction that has `moved` so many bytes is worth it: [`LONG`] of them, and as many again since memory ran out.
+    fn is_due(&self, moved: u64) -> bool {
+        // Fewer than then: the count has begun again.
+        moved.checked_sub(self.starved_at.load(Ordering::Relaxed)).unwrap_or(moved) >= LONG
     }
 
     /// False if there are too many.
@@ -34,14 +44,20 @@ impl Wide {
         let one_more = |count| (count < MOST_WIDE).then_some(count + 1);
         let may =
             self.is_taken() || WIDE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok();
-        self.0.store(may, Ordering::Relaxed);
+        self.taken.store(may, Ordering::Relaxed);
         may
     }
 
     fn give_up(&self) {
-        if self.0.swap(false, Ordering::Relaxed) {
+        if self.taken.swap(false, Ordering::Relaxed) {
             WIDE.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Gives it up for lack of memory.
+    fn starve(&self, moved: u64) {
+        self.give_up();
+        self.starved_at.store(moved, Ordering::Relaxed);
     }
 }
 
@@ -112,11 +128,17 @@ impl Connection {
 
     /// Opens a larger window if the ring is full: at once up to the wide one, if the stream is to have that, or as long as it stays
     /// in cache; beyond that only if the reader has taken nothing since the ring was last full or changed its window: then the
-    /// program may count on the kernel's capacity. Whoever would sleep asks [`Self::grow_for_sleeper`].
+    /// program may count on the kernel's capacity. Whoever would sleep asks [`Self::grow_for_sleeper`]. If the ring is empty, and
+    /// full for lack of memory alone, it comes home.
     pub(crate) fn make_room(&self, fd: i32, segment: &Segment, wanted: u64) -> Result<bool, Lie> {
         let producer = segment.outlet();
         let tail = segment.outgoing().tail();
         let stopped = self.block.full_at.swap(tail, Ordering::Relaxed) == tail;
+        if producer.leave_unbacked()? {
+            segment.wide.starve(producer.moved());
+            self.block.roomy.store(0, Ordering::Relaxed);
+            return Ok(true);
+        }
         if self.widen(segment, &producer)?
             || producer.grow(wanted, HOT_CLASS.min(settings().largest_class))?
         {
@@ -133,15 +155,19 @@ impl Connection {
     /// that would let the writer get further ahead than the kernel does.
     pub(crate) fn widen(&self, segment: &Segment, producer: &Outlet<'_>) -> Result<bool, Lie> {
         let had = segment.wide.is_taken();
-        let may = producer.moved() >= LONG
+        let may = segment.wide.is_due(producer.moved())
             && settings().largest_class >= WIDE_CLASS
             && !self.is_unix()
             && !segment.shares_processor()
             && segment.wide.take();
         let widened = may && producer.grow(u64::MAX, WIDE_CLASS)?;
-        if may && !had && !widened {
-            // There is no memory, or it is larger already.
-            segment.wide.give_up();
+        if may && !widened {
+            if producer.class()? < WIDE_CLASS {
+                segment.wide.starve(producer.moved());
+            } else if !had {
+                // It is larger already.
+                segment.wide.give_up();
+            }
         }
         Ok(widened)
     }
@@ -183,5 +209,15 @@ mod tests {
         one_more.give_up();
         let again = Wide::default();
         assert!(again.take() && !one_more.take());
+    }
+
+    #[test]
+    fn where_memory_ran_out_a_window_becomes_wide_only_after_long() {
+        let wide = Wide::default();
+        assert!(!wide.is_due(LONG - 1) && wide.is_due(LONG));
+        wide.starve(LONG + 5);
+        assert!(!wide.is_due(2 * LONG + 4) && wide.is_due(2 * LONG + 5));
+        // The window went back to the smallest.
+        assert!(!wide.is_due(LONG - 1) && wide.is_due(LONG));
     }
 }

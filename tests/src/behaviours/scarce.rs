@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use super::peers::{echo, request_echoes};
+use super::peers::{echo, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, forbid, quietly};
 use crate::say;
-use crate::side::{Pattern, Side, await_process_asleep, receive_pattern, send_pattern};
+use crate::side::{
+    ARRIVAL, Pattern, Side, await_process_asleep, receive_exactly, receive_pattern, send_pattern,
+};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole(
@@ -57,6 +59,7 @@ pub(super) const ALL: &[Behaviour] = &[
     ),
     Behaviour::connected("no_space_to_grow", streams_without_fallocate, streams_back),
     Behaviour::connected("no_large_files_to_grow", streams_with_small_files, streams_back),
+    Behaviour::connected("no_memory_for_a_wide_window", writes_much_without_memory, reads_much).tcp_only(),
     // A process in a folder of its own cannot reach the one for statistics.
     Behaviour::whole("confined_client", echoes, asks_confined, Tally::Upgraded(1))
         .tally(Tally::Upgraded(1), Tally::Unknown)
@@ -143,7 +146,7 @@ fn asks_after(side: &Side, shortage: impl FnOnce()) {
 }
 
 fn no_memfd() {
-    forbid(libc::SYS_memfd_create, None, Errno::ENOMEM);
+    forbid(libc::SYS_memfd_create, &[], Errno::ENOMEM);
 }
 
 fn echoes_without_memfd(side: &Side) {
@@ -156,16 +159,21 @@ fn no_memfd_and_echoes(side: &Side) {
 }
 
 fn echoes_without_fallocate(side: &Side) {
-    echoes_after(side, || forbid(libc::SYS_fallocate, None, Errno::ENOSPC));
+    echoes_after(side, || forbid(libc::SYS_fallocate, &[], Errno::ENOSPC));
 }
 
-pub(super) fn no_address_space() {
+/// Bytes of address space that this process uses.
+pub(super) fn mapped_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("/proc is mounted");
     let size = status
         .lines()
         .find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix(" kB")?.parse().ok());
-    let size: u64 = size.expect("a process has a size");
-    calls::limit_resource(libc::RLIMIT_AS, (size << 10) + (8 << 20));
+    let kilobytes: u64 = size.expect("a process has a size");
+    kilobytes << 10
+}
+
+pub(super) fn no_address_space() {
+    calls::limit_resource(libc::RLIMIT_AS, mapped_bytes() + (8 << 20));
 }
 
 fn echoes_without_address_space(side: &Side) {
@@ -191,7 +199,7 @@ fn small_files_and_echoes(side: &Side) {
 }
 
 fn no_netlink() {
-    forbid(libc::SYS_socket, Some(libc::AF_NETLINK as u32), Errno::EPERM);
+    forbid(libc::SYS_socket, &[(0, libc::AF_NETLINK as u32)], Errno::EPERM);
 }
 
 fn echoes_without_netlink(side: &Side) {
@@ -213,7 +221,7 @@ fn stream(fd: Fd, ours: u64, theirs: u64) {
 }
 
 fn streams_without_fallocate(_side: &Side, fd: Fd) {
-    forbid(libc::SYS_fallocate, None, Errno::ENOSPC);
+    forbid(libc::SYS_fallocate, &[], Errno::ENOSPC);
     stream(fd, 41, 42);
 }
 
@@ -224,6 +232,48 @@ fn streams_with_small_files(_side: &Side, fd: Fd) {
 
 fn streams_back(_side: &Side, fd: Fd) {
     stream(fd, 42, 41);
+}
+
+/// Bytes in flight at a time, while there is memory.
+const PIECE: usize = 64 << 10;
+/// Such pieces after which the window is wide and has memory for a part: it becomes wide at 16 MiB, within 512 KiB.
+const PIECES: usize = (16 << 20) / PIECE + 12;
+
+/// Memory for windows larger than 512 KiB comes in pieces of 256 KiB, of which there are no more from some moment on.
+fn writes_much_without_memory(_side: &Side, fd: Fd) {
+    const MADV_POPULATE_WRITE: u32 = 23;
+    let mut pattern = Pattern::new(44);
+    quietly(|| {
+        let piece = pattern.take(PIECE);
+        for _ in 0..PIECES {
+            send_all(fd, &piece);
+            assert_eq!(receive_exactly(fd, 1), b"g");
+        }
+        forbid(libc::SYS_madvise, &[(1, 256 << 10), (2, MADV_POPULATE_WRITE)], Errno::ENOMEM);
+        send_all(fd, &pattern.take(STREAM));
+        calls::set_nonblocking(fd, true).expect("fcntl");
+        let end = pattern.position() + STREAM as u64;
+        while pattern.position() < end {
+            assert_eq!(calls::poll(&[(fd, libc::POLLOUT)], ARRIVAL), Ok(vec![libc::POLLOUT]));
+            let piece = pattern.take(PIECE.min((end - pattern.position()) as usize));
+            let sent = calls::send(fd, &piece, 0).expect("poll has told of room");
+            pattern.put_back(piece.len() - sent);
+        }
+    });
+    say!("sent");
+}
+
+fn reads_much(_side: &Side, fd: Fd) {
+    let mut pattern = Pattern::new(44);
+    quietly(|| {
+        let piece = pattern.take(PIECE);
+        for _ in 0..PIECES {
+            assert!(receive_exactly(fd, PIECE) == piece);
+            send_all(fd, b"g");
+        }
+        receive_pattern(fd, &mut pattern, 2 * STREAM, 100_000);
+    });
+    say!("received");
 }
 
 /// Sleeps for room when there is no descriptor left to wait with.

@@ -393,21 +393,22 @@ pub fn cpu_time() -> Duration {
     duration(usage.ru_utime) + duration(usage.ru_stime)
 }
 
-/// From now on a system call fails with `errno`, as it may under a sandbox; if `argument` is given, only with
-/// this first argument (seccomp(2)).
-pub fn forbid(call: libc::c_long, argument: Option<u32>, errno: Errno) {
+/// From now on a system call fails with `errno`, as it may under a sandbox: with these values of arguments, by their index
+/// (seccomp(2)).
+pub fn forbid(call: libc::c_long, arguments: &[(u32, u32)], errno: Errno) {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    // Offsets in struct seccomp_data: the number of the call, and the low half of its first argument.
+    // Offsets in struct seccomp_data: the number of the call, and the low halves of its arguments.
     const NUMBER: u32 = 0;
-    const FIRST_ARGUMENT: u32 = 16;
+    const ARGUMENTS: u32 = 16;
     let load = |offset| libc::sock_filter { code: LOAD, jt: 0, jf: 0, k: offset };
     let unless_equal = |value, skip| libc::sock_filter { code: JUMP_IF_EQUAL, jt: 0, jf: skip, k: value };
     let result = |value| libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: value };
-    let mut program = vec![load(NUMBER), unless_equal(call as u32, if argument.is_some() { 3 } else { 1 })];
-    if let Some(argument) = argument {
-        program.extend([load(FIRST_ARGUMENT), unless_equal(argument, 1)]);
+    let mut program = vec![load(NUMBER), unless_equal(call as u32, 2 * arguments.len() as u8 + 1)];
+    for (at, &(index, value)) in arguments.iter().enumerate() {
+        let behind = 2 * (arguments.len() - at - 1) as u8 + 1;
+        program.extend([load(ARGUMENTS + 8 * index), unless_equal(value, behind)]);
     }
     program.push(result(libc::SECCOMP_RET_ERRNO | errno.0 as u32));
     program.push(result(libc::SECCOMP_RET_ALLOW));

@@ -48,9 +48,14 @@ impl Outlet<'_> {
         if self.link.is_some() { Ok(false) } else { self.ring().grow(wanted, limit) }
     }
 
+    /// See [`Producer::class`]. 0 over a fabric.
+    pub(crate) fn class(&self) -> Result<u32, Lie> {
+        if self.link.is_some() { Ok(0) } else { self.ring().class() }
+    }
+
     /// Whether there are larger windows than the smallest.
     pub(crate) fn has_grown(&self) -> bool {
-        self.link.is_none() && self.ring().class().is_ok_and(|class| class > 0)
+        self.class().is_ok_and(|class| class > 0)
     }
 
     /// See [`Producer::shrink`].
@@ -61,6 +66,11 @@ impl Outlet<'_> {
     /// See [`Producer::come_home`].
     pub(crate) fn come_home(&self, home: u32) -> Result<bool, Lie> {
         if self.link.is_some() { Ok(false) } else { self.ring().come_home(home) }
+    }
+
+    /// See [`Producer::leave_unbacked`].
+    pub(crate) fn leave_unbacked(&self) -> Result<bool, Lie> {
+        if self.link.is_some() { Ok(false) } else { self.ring().leave_unbacked() }
     }
 
     /// See [`Producer::moved`]. 0 over a fabric, whose rings have one window.
