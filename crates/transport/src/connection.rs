@@ -123,6 +123,9 @@ impl Connection {
     /// This process has closed its last descriptor: calls still inside must not use the number again.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
+        if let Some(area) = self.segment().and_then(Segment::mapped_area) {
+            area.close();
+        }
     }
 
     /// Whether [`Self::close`] was called.

@@ -18,8 +18,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MremapFlags, madvise, mremap, munmap};
@@ -109,6 +109,8 @@ pub struct Area {
     pid: u32,
     token: u64,
     pool: Mutex<Pool>,
+    /// Nothing more will be allocated, so no memory is kept for that.
+    closed: AtomicBool,
     /// Of the process that this one was forked from.
     parents: OnceLock<Arc<Self>>,
 }
@@ -128,6 +130,13 @@ const MAPPED_BYTES: usize = 2 * LOANS_BYTES + 2 * AREA_BYTES;
 
 impl Drop for Area {
     fn drop(&mut self) {
+        if self.is_this_process() {
+            // The peer may have the file for long: it would keep what nobody uses.
+            let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let mut pool = std::mem::take(pool);
+            self.collect(&mut pool);
+            self.discard(&mut pool, 0);
+        }
         // SAFETY: this is the mapping that `map` made, and nobody refers to it any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), MAPPED_BYTES) };
     }
@@ -154,6 +163,7 @@ impl Area {
                 last_number: (u64::from_ne_bytes(token) >> 32) as u32,
                 ..Pool::default()
             }),
+            closed: AtomicBool::new(false),
             parents: OnceLock::new(),
         })
     }
@@ -275,7 +285,9 @@ impl Area {
             }
             kept
         });
-        if pool.taken.is_empty() {
+        if self.closed.load(Ordering::Relaxed) {
+            self.discard(pool, 0);
+        } else if pool.taken.is_empty() {
             self.discard(pool, SPARE);
         }
     }
@@ -296,6 +308,17 @@ impl Area {
         let mut pool = self.pool();
         self.collect(&mut pool);
         self.discard(&mut pool, 0);
+    }
+
+    /// This process has closed the connection: what is kept goes back to the system, and so does what comes back. Does not wait: a
+    /// signal handler may close. Who has the lock does the same when it looks next, or [`Drop`] does.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        match self.pool.try_lock() {
+            Ok(mut pool) => self.collect(&mut pool),
+            Err(TryLockError::Poisoned(pool)) => self.collect(&mut pool.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
     }
 
     /// Bytes that are allocated or lent, and those that are kept for later, of this end's memory.

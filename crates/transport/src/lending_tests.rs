@@ -207,6 +207,45 @@ fn memory_goes_back_to_the_system() {
 }
 
 #[test]
+fn what_the_peer_keeps_keeps_nothing_else() {
+    let (server, client, file) = ends_and_file();
+    let small = server.allocate(1).unwrap();
+    let loan = client.borrow(small.lend(0, 1).unwrap()).unwrap();
+    let lent = resident(&file);
+    drop(server.allocate(64 << 20).unwrap());
+    assert_eq!((server.usage(), resident(&file)), ((PAGE, 64 << 20), lent + (64 << 20)));
+    drop((small, server));
+    assert_eq!(resident(&file), lent);
+    assert_eq!(loan.bytes(), 1);
+}
+
+#[test]
+fn nothing_is_kept_for_a_connection_that_is_closed() {
+    let (server, client, file) = ends_and_file();
+    let small = server.allocate(1).unwrap();
+    let _loan = client.borrow(small.lend(0, 1).unwrap()).unwrap();
+    let lent = resident(&file);
+    let large = server.allocate(3 << 20).unwrap();
+    drop(server.allocate(1 << 20).unwrap());
+    server.close();
+    assert_eq!((server.usage(), resident(&file)), ((PAGE + (3 << 20), 0), lent + (3 << 20)));
+    drop(large);
+    assert_eq!((server.usage(), resident(&file)), ((PAGE, 0), lent));
+}
+
+#[test]
+fn who_closes_does_not_wait() {
+    let (server, _client, file) = ends_and_file();
+    let memory = server.allocate(1 << 20).unwrap();
+    let pool = server.pool();
+    server.close();
+    drop(pool);
+    let taken = resident(&file);
+    drop(memory);
+    assert_eq!((server.usage(), resident(&file)), ((0, 0), taken - (1 << 20)));
+}
+
+#[test]
 fn an_allocation_that_fails_midway_leaves_nothing() {
     let (server, _client, file) = ends_and_file();
     let before = resident(&file);

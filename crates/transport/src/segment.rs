@@ -368,8 +368,7 @@ impl Segment {
     /// The memory that the two ends lend each other, mapped into this process when first asked for. Stays of use when the
     /// connection has gone back to TCP. Fails with `EOPNOTSUPP` where there is none, else as mremap(2).
     pub(crate) fn area(&self) -> Result<Arc<Area>, Errno> {
-        let met = matches!(self.header().ready.load(Ordering::Acquire), READY | DOWN);
-        if !self.lendable || !met {
+        if !self.has_areas() {
             return Err(Errno::OPNOTSUPP);
         }
         let mut known = self.area.load(Ordering::Acquire);
@@ -381,6 +380,18 @@ impl Segment {
         unsafe { Arc::increment_strong_count(known) };
         // SAFETY: as above.
         Ok(unsafe { Arc::from_raw(known) })
+    }
+
+    /// Whether there is memory for the two ends to lend each other, and both have the segment, or had it.
+    pub(crate) fn has_areas(&self) -> bool {
+        self.lendable && matches!(self.header().ready.load(Ordering::Acquire), READY | DOWN)
+    }
+
+    /// [`Self::area`], if this process has asked for it before: else it has neither lent anything nor kept any.
+    pub(crate) fn mapped_area(&self) -> Option<&Area> {
+        // SAFETY: null, or made of an Arc that is kept as long as `self`.
+        let known = unsafe { self.area.load(Ordering::Acquire).as_ref() };
+        known.filter(|area| area.is_this_process())
     }
 
     /// Puts a new area in place of `known`, unless another thread has been faster.
