@@ -117,6 +117,31 @@ pub(crate) fn enter_adult(fd: i32) -> Option<Call> {
     }
 }
 
+/// What is known of a connection.
+#[derive(Debug)]
+pub(crate) enum Known {
+    /// It has done little.
+    Young(Young),
+    /// The caller is counted in.
+    Adult(Call),
+}
+
+/// As [`enter_adult`], but the same look tells a young connection from none.
+pub(crate) fn look(fd: i32) -> Option<Known> {
+    let cell = cell(fd)?;
+    loop {
+        let word = cell.load(Ordering::Acquire);
+        if let Some(young) = Young::of(word) {
+            return Some(Known::Young(young));
+        }
+        match enter_slot(cell, word) {
+            Entering::Moved => {}
+            Entering::Inside(call) => return Some(Known::Adult(call)),
+            Entering::Nothing => return None,
+        }
+    }
+}
+
 /// Whether `fd` is a connection that may leave TCP any moment, or has.
 #[inline]
 pub(crate) fn may_be_upgraded(fd: i32) -> bool {

@@ -9,20 +9,35 @@ use thallus_transport::buffers::Buffers;
 use thallus_transport::lending::{Handle, Loan, Memory};
 
 use crate::abi::api::text;
-use crate::table::{self, Call};
+use crate::table::{self, Call, Known, Young};
 
 /// See `thallus_status`.
 pub(crate) fn status(fd: i32) -> Result<raw::Status, Errno> {
-    let Some(call) = table::enter_adult(fd) else {
-        let young = table::young(fd).ok_or(Errno::NOTCONN)?;
-        let (sent, received) = young.bytes(fd);
-        return Ok(raw::Status {
-            tcp_bytes_sent: sent,
-            tcp_bytes_received: received,
-            reason: text(young.reason().name()),
-            ..raw::Status::default()
-        });
-    };
+    loop {
+        match table::look(fd).ok_or(Errno::NOTCONN)? {
+            Known::Adult(call) => return Ok(status_of(&call)),
+            Known::Young(young) => {
+                let status = status_of_young(fd, young);
+                // Not if it has grown up meanwhile: then its bytes were elsewhere.
+                if table::young(fd).is_some_and(|now| now.generation() == young.generation()) {
+                    return Ok(status);
+                }
+            }
+        }
+    }
+}
+
+fn status_of_young(fd: i32, young: Young) -> raw::Status {
+    let (sent, received) = young.bytes(fd);
+    raw::Status {
+        tcp_bytes_sent: sent,
+        tcp_bytes_received: received,
+        reason: text(young.reason().name()),
+        ..raw::Status::default()
+    }
+}
+
+fn status_of(call: &Call) -> raw::Status {
     let connection = call.connection();
     let block = connection.block;
     let mut status = raw::Status {
@@ -41,7 +56,7 @@ pub(crate) fn status(fd: i32) -> Result<raw::Status, Errno> {
     }
     if connection.has_returned() || !(area.is_ok() || block.has(flag::READY)) {
         status.reason = text(block.reason().name());
-        return Ok(status);
+        return status;
     }
     status.fabric = if block.has(flag::VERBS) { raw::VERBS } else { raw::SHM };
     if connection.peer_is_trusted() {
@@ -50,12 +65,16 @@ pub(crate) fn status(fd: i32) -> Result<raw::Status, Errno> {
     if area.is_ok() {
         status.flags |= raw::CAN_LEND;
     }
-    Ok(status)
+    status
 }
 
 /// Counts the caller in on a connection that may have left TCP.
 fn enter(fd: i32) -> Result<Call, Errno> {
-    table::enter_adult(fd).ok_or_else(|| table::young(fd).map_or(Errno::NOTCONN, |_| Errno::OPNOTSUPP))
+    match table::look(fd) {
+        Some(Known::Adult(call)) => Ok(call),
+        Some(Known::Young(_)) => Err(Errno::OPNOTSUPP),
+        None => Err(Errno::NOTCONN),
+    }
 }
 
 /// See `thallus_allocate`.
