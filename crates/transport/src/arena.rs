@@ -113,6 +113,8 @@ pub mod flag {
     pub const HAD_ALL: u32 = 1_048_576;
     /// Back on TCP, DOWN has not been sent, and precedes the next byte of the application's.
     pub const OWES_DOWN: u32 = 2_097_152;
+    /// A process of this side has allocated memory to lend. No other one can.
+    pub const LENDS: u32 = 4_194_304;
 }
 
 /// One connection, as the forks of a process share it. Sizes and counts in bytes unless said otherwise.

@@ -14,7 +14,7 @@ use crate::arena::{Block, Generation, Role, State, flag};
 use crate::control::end;
 use crate::experience;
 use crate::introduction::{NO, UNKNOWN, YES};
-use crate::lending::Area;
+use crate::lending::{self, Area, Memory};
 use crate::reason::Reason;
 use crate::search::{Bargain, Waits};
 use crate::segment::{Greeting, Nonce, Segment};
@@ -363,6 +363,36 @@ impl Connection {
     /// is to be allocated then. Fails as [`Segment::area`] does.
     pub fn area(&self) -> Result<Arc<Area>, Errno> {
         self.segment().filter(|_| self.is_active()).ok_or(Errno::OPNOTSUPP)?.area()
+    }
+
+    /// [`Self::area`], if this process has used it before; nothing is mapped for that. `EOPNOTSUPP` where there is none.
+    pub fn mapped_area(&self) -> Result<Option<&Area>, Errno> {
+        let segment = self.segment().filter(|segment| self.is_active() && segment.has_areas());
+        Ok(segment.ok_or(Errno::OPNOTSUPP)?.mapped_area())
+    }
+
+    /// Allocates memory of [`Self::area`].
+    ///
+    /// # Errors
+    /// As [`Area::allocate`]; `EOPNOTSUPP` where there is no area, or the connection is back on TCP.
+    pub fn allocate(&self, bytes: usize) -> Result<Memory, Errno> {
+        if self.has_returned() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let area = self.area()?;
+        let memory = area.allocate(bytes);
+        if !self.block.has(flag::LENDS) && area.is_owner() {
+            self.block.raise(flag::LENDS);
+        }
+        memory
+    }
+
+    /// Whether [`Self::allocate`] may succeed in this process: looks at nothing that has to be mapped first.
+    pub fn can_lend(&self) -> bool {
+        let Ok(area) = self.mapped_area() else { return false };
+        let is_others = self.block.has(flag::LENDS) && !area.is_some_and(Area::is_owner);
+        let has_room = || area.is_some() || lending::fits_address_space();
+        !self.has_returned() && lending::is_allowed() && !is_others && has_room()
     }
 
     /// Whether the process at the other end was, when they met on this host, one that may do anything to this one anyway.

@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MremapFlags, madvise, mremap, munmap};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap, munmap};
+use rustix::process::{Resource, getrlimit};
 
 use crate::arena::Role;
 use crate::buffers::Buffers;
@@ -321,6 +322,11 @@ impl Area {
         }
     }
 
+    /// Whether this process is the one of its end that allocates.
+    pub(crate) fn is_owner(&self) -> bool {
+        self.table(self.ours()).owner.load(Ordering::Relaxed) == self.token
+    }
+
     /// Bytes that are allocated or lent, and those that are kept for later, of this end's memory.
     pub fn usage(&self) -> (u64, u64) {
         let mut pool = self.pool();
@@ -339,6 +345,23 @@ impl Area {
             .map_err(|_| Errno::INVAL)?;
         Ok(Loan { area: Arc::clone(self), handle })
     }
+}
+
+/// Whether `THALLUS_LEND` leaves room for anything.
+pub(crate) fn is_allowed() -> bool {
+    settings().lend_bytes >= PAGE
+}
+
+/// Whether an [`Area`] could be mapped now, as far as `RLIMIT_AS` goes.
+pub(crate) fn fits_address_space() -> bool {
+    if getrlimit(Resource::As).current.is_none() {
+        return true;
+    }
+    let (flags, nothing) = (MapFlags::PRIVATE | MapFlags::NORESERVE, ProtFlags::empty());
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    let place = unsafe { mmap_anonymous(std::ptr::null_mut(), MAPPED_BYTES, nothing, flags) };
+    // SAFETY: the mapping was made just now.
+    place.is_ok_and(|place| unsafe { munmap(place, MAPPED_BYTES) }.is_ok())
 }
 
 /// What an end knows of its own memory.

@@ -47,22 +47,24 @@ fn status_of(call: &Call) -> raw::Status {
         tcp_bytes_received: block.tcp_received.load(Ordering::Relaxed),
         ..raw::Status::default()
     };
-    let area = connection.area();
-    if let Ok(area) = &area {
+    let area = connection.mapped_area();
+    if let Ok(Some(area)) = area {
         (status.lent_bytes, status.spare_bytes) = area.usage();
+    }
+    let has_left = area.is_ok() || block.has(flag::READY);
+    // What was lent can be taken after a return, too.
+    if has_left && connection.peer_is_trusted() {
+        status.flags |= raw::TRUSTED;
     }
     if connection.has_returned() {
         status.flags |= raw::RETURNED;
     }
-    if connection.has_returned() || !(area.is_ok() || block.has(flag::READY)) {
+    if connection.has_returned() || !has_left {
         status.reason = text(block.reason().name());
         return status;
     }
     status.fabric = if block.has(flag::VERBS) { raw::VERBS } else { raw::SHM };
-    if connection.peer_is_trusted() {
-        status.flags |= raw::TRUSTED;
-    }
-    if area.is_ok() {
+    if connection.can_lend() {
         status.flags |= raw::CAN_LEND;
     }
     status
@@ -79,16 +81,15 @@ fn enter(fd: i32) -> Result<Call, Errno> {
 
 /// See `thallus_allocate`.
 pub(crate) fn allocate(fd: i32, bytes: usize) -> Result<Memory, Errno> {
-    let call = enter(fd)?;
-    if call.connection().has_returned() {
-        return Err(Errno::OPNOTSUPP);
-    }
-    call.connection().area()?.allocate(bytes)
+    enter(fd)?.connection().allocate(bytes)
 }
 
 /// See `thallus_trim`.
 pub(crate) fn trim(fd: i32) -> Result<(), Errno> {
-    enter(fd)?.connection().area()?.trim();
+    let call = enter(fd)?;
+    if let Some(area) = call.connection().mapped_area()? {
+        area.trim();
+    }
     Ok(())
 }
 

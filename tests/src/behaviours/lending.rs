@@ -2,17 +2,19 @@
 //!
 //! A side that can't lend sends the same bytes in the stream, so the kernel gives the same transcript.
 
+use std::ffi::c_void;
 use std::io::IoSliceMut;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use thallus_api::{Fabric, Handle, Loan, Memory, Thallus};
+use thallus_api::{Fabric, Handle, Loan, Memory, Thallus, raw};
 
 use super::peers::{answer_echoes, ask_for_tcp, request_echoes, send_all};
-use super::scarce::no_address_space;
+use super::scarce::{mapped_bytes, no_address_space};
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Fd, Leave, fork, quietly};
 use crate::say;
-use crate::side::{Pattern, Side, receive_exactly};
+use crate::side::{Pattern, Side, listening_port, receive_exactly};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("bodies", lends_bodies, takes_bodies),
@@ -28,11 +30,18 @@ pub(super) const ALL: &[Behaviour] = &[
         .end(End::Signal(libc::SIGKILL), End::Exit(0))
         .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::connected("forks", lends_and_forks, borrows_and_forks),
+    Behaviour::connected("a_child_lends", lends_in_a_child, takes_one_body),
     Behaviour::connected("handles_that_lie", invents_handles, meets_invented_handles),
     Behaviour::connected("after_the_return_to_tcp", lends_before, takes_after)
         .tally(Tally::Returned(1), Tally::Returned(1))
         .alone(&["by-request"]),
     Behaviour::connected("without_address_space", lends_before_the_fall, has_no_address_space),
+    Behaviour::connected("never", lends_nothing_yet, lends_nothing_yet),
+    Behaviour::whole("status_of_what_grows_up", nothing, looks_at_what_grows_up, Tally::Stayed(0))
+        .tally(Tally::Stayed(0), Tally::Stayed(2 * GROWING))
+        .tcp_only()
+        .by_itself()
+        .takes_long(),
     Behaviour::whole("without_large_files", lends_nothing, meets_no_lender, Tally::Upgraded(1)),
     Behaviour::whole("with_another_user", lends_as_root, takes_as_nobody, Tally::Upgraded(1)).needs_root(),
     Behaviour::whole("by_root_for_a_user", takes_for_a_user, lends_as_user, Tally::Upgraded(1)).needs_root(),
@@ -61,7 +70,8 @@ fn borrowed(fd: Fd) -> BorrowedFd<'static> {
 fn lender(fd: Fd) -> Option<&'static Thallus> {
     let thallus = Thallus::find()?;
     let status = thallus.status(borrowed(fd)).expect("a connection has a status");
-    assert_eq!(status.can_lend, status.fabric == Fabric::SharedMemory, "{status:?}");
+    let may_lend = std::env::var("THALLUS_LEND").as_deref() != Ok("0");
+    assert_eq!(status.can_lend, may_lend && status.fabric == Fabric::SharedMemory, "{status:?}");
     status.can_lend.then_some(thallus)
 }
 
@@ -309,9 +319,7 @@ fn lends_and_forks(side: &Side, fd: Fd) {
         let memory = give_or_send(fd, &Pattern::new(1).take(1000));
         let child = fork(Leave::Exit, || {
             if memory.is_some() {
-                let thallus = Thallus::find().expect("it was there before");
-                let refused = thallus.allocate(borrowed(fd), 1).expect_err("the parent allocates");
-                assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
+                is_no_lender(fd);
                 let refused = memory.as_ref().map(|memory| memory.lend(0, 1).expect_err("so it lends"));
                 assert_eq!(refused.and_then(|error| error.raw_os_error()), Some(libc::EBUSY));
             }
@@ -325,6 +333,37 @@ fn lends_and_forks(side: &Side, fd: Fd) {
         assert!(memory.as_ref().is_none_or(|memory| memory.loans() == 0));
     });
     say!("forked");
+}
+
+/// Another process of this side has lent.
+fn is_no_lender(fd: Fd) {
+    let thallus = Thallus::find().expect("it was there before");
+    let status = thallus.status(borrowed(fd)).expect("a status");
+    assert_eq!((status.fabric, status.can_lend), (Fabric::SharedMemory, false), "{status:?}");
+    let refused = thallus.allocate(borrowed(fd), 1).expect_err("another one allocates");
+    assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
+}
+
+/// The parent knows nothing of the memory but that it can't allocate beside the child, which is gone.
+fn lends_in_a_child(side: &Side, fd: Fd) {
+    quietly(|| {
+        let may_lend = lender(fd).is_some();
+        let child = fork(Leave::Exit, || drop(give_or_send(fd, &Pattern::new(1).take(1000))));
+        child.wait_for_success();
+        if may_lend {
+            is_no_lender(fd);
+        }
+        side.sync("taken");
+    });
+    say!("forked");
+}
+
+fn takes_one_body(side: &Side, fd: Fd) {
+    quietly(|| {
+        Pattern::new(1).expect(take(fd, How::Borrow, 0).bytes());
+        side.sync("taken");
+    });
+    say!("taken");
 }
 
 fn borrows_and_forks(side: &Side, fd: Fd) {
@@ -528,6 +567,8 @@ fn takes_after(side: &Side, fd: Fd) {
     quietly(|| {
         request_echoes(fd, 50, 1000);
         side.sync("lent");
+        let thallus = Thallus::find();
+        let trusted = thallus.is_some_and(|thallus| thallus.status(borrowed(fd)).expect("a status").trusted);
         ask_for_tcp();
         // They come while the connection goes back, and are taken when it has.
         let announced = [(); 2].map(|()| announced(fd));
@@ -535,8 +576,8 @@ fn takes_after(side: &Side, fd: Fd) {
         let mut pattern = Pattern::new(1);
         let [first, second] = announced;
         pattern.expect(first.take(fd, How::Borrow, 0).bytes());
-        if let Some(status) = Thallus::find().map(|thallus| thallus.status(borrowed(fd)).expect("a status")) {
-            assert_eq!(status.fabric, Fabric::Tcp);
+        if let Some(status) = thallus.map(|thallus| thallus.status(borrowed(fd)).expect("a status")) {
+            assert_eq!((status.fabric, status.trusted), (Fabric::Tcp, trusted));
             assert_eq!(status.returned, status.ring_bytes_sent > 0, "{status:?}");
         }
         pattern.expect(second.take(fd, How::Pull, 5000).bytes());
@@ -582,6 +623,83 @@ fn has_no_address_space(side: &Side, fd: Fd) {
         side.sync("taken");
     });
     say!("taken");
+}
+
+/// Who only asks has nothing mapped for that, and needs no room for it.
+fn lends_nothing_yet(side: &Side, fd: Fd) {
+    quietly(|| {
+        let size = mapped_bytes();
+        if let Some(thallus) = lender(fd) {
+            no_address_space();
+            thallus.trim(borrowed(fd)).expect("there is nothing to do");
+            let status = thallus.status(borrowed(fd)).expect("a status");
+            assert_eq!((status.can_lend, status.lent_bytes, status.spare_bytes), (false, 0, 0));
+            calls::limit_resource(libc::RLIMIT_AS, libc::RLIM_INFINITY);
+            assert!(lender(fd).is_some());
+        }
+        assert!(mapped_bytes() < size + (1 << 30), "as much as can be lent is mapped");
+        side.sync("looked");
+    });
+    say!("looked");
+}
+
+const GROWING: u64 = 10_000;
+
+fn nothing(_side: &Side) {}
+
+/// `thallus_status`, for who is in a hurry.
+fn bare_status() -> Option<raw::StatusFn> {
+    // SAFETY: a name that ends with zero.
+    let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"thallus_status".as_ptr()) };
+    // SAFETY: null, or a function of this type.
+    (!function.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, raw::StatusFn>(function) })
+}
+
+/// A thread asks again and again for the status of connections while they are open.
+fn looks_at_what_grows_up(side: &Side) {
+    const NONE: Fd = -1;
+    let [ended, looks] = [false; 2].map(AtomicBool::new);
+    let open = AtomicI32::new(NONE);
+    let look = || {
+        let status = bare_status();
+        while !ended.load(Ordering::SeqCst) {
+            looks.store(true, Ordering::SeqCst);
+            let fd = open.load(Ordering::SeqCst);
+            if let Some(status) = status.filter(|_| fd != NONE) {
+                let mut head = raw::Status { size: 16, ..raw::Status::default() };
+                // SAFETY: the status is writable, and says how much of it is asked for.
+                assert_eq!(unsafe { status(fd, &raw mut head) }, 0, "{}", calls::Errno::last());
+            }
+            looks.store(false, Ordering::SeqCst);
+        }
+    };
+    quietly(|| {
+        let listener = side.listen_quietly();
+        let destination = side.family.own(listening_port(listener));
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(look);
+            for _ in 0..GROWING {
+                let ends = [side.connect_to(destination), side.accept(listener)];
+                for fd in ends {
+                    open.store(fd, Ordering::SeqCst);
+                    // It grows up before it has a second name.
+                    let name = calls::dup(fd).expect("dup");
+                    open.store(NONE, Ordering::SeqCst);
+                    while looks.load(Ordering::SeqCst) && !watcher.is_finished() {
+                        std::thread::yield_now();
+                    }
+                    calls::close(name).expect("close");
+                }
+                // Its port is free again at once.
+                calls::set_linger(ends[0], 0).expect("SO_LINGER");
+                for fd in ends {
+                    calls::close(fd).expect("close");
+                }
+            }
+            ended.store(true, Ordering::SeqCst);
+        });
+    });
+    say!("looked");
 }
 
 /// There is room for the connection in the file that the process may make, but not for loans.
