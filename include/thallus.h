@@ -13,7 +13,8 @@
  * its peer in the protocol of the two programs; the peer reads the memory in place, or copies out of it, and gives it
  * back. So bytes are copied once or not at all, where the stream copies them twice. A handle is of use once, on the
  * connection that it was made for, at the other end. If the connection goes back to TCP, what has been
- * lent stays lent and can be taken, but not by another program that the connection is passed to.
+ * lent stays lent and can be taken, but not by another program that the connection is passed to, nor by one that has installed a
+ * seccomp filter: from then on the library knows no connection, and what there is can only be used, given back and freed.
  *
  * All functions may be called by any thread, but not by signal handlers. Those that fail set errno: EFAULT for a null pointer,
  * one of those named here, or one of mremap(2)'s or madvise(2)'s. None waits for the peer. In a child made by fork(2), what
@@ -46,7 +47,7 @@ extern "C" {
 #define THALLUS_VERBS 2
 
 /* Flags of a status. */
-#define THALLUS_CAN_LEND 1 /* thallus_allocate() may succeed */
+#define THALLUS_CAN_LEND 1 /* thallus_allocate() may succeed, as far as can be told without trying */
 #define THALLUS_TRUSTED 2  /* thallus_borrow() may succeed: when they met the peer was a process that may trace this one */
 #define THALLUS_RETURNED 4 /* it had left TCP, and went back */
 
@@ -100,14 +101,15 @@ struct thallus_memory *thallus_allocate(int fd, size_t bytes, void **address);
 int thallus_lend(struct thallus_memory *memory, size_t offset, size_t bytes, struct thallus_handle *handle);
 
 /*
- * How many loans of memory are not back yet. A handle that never reaches the peer does not come back before the connection's
- * end. In a child made by fork(2) it is 0: the child can't know of its parent's.
+ * How many loans of memory are not back yet. A handle that the peer never takes does not come back, nor does what it had taken
+ * when it was killed: a child of its may still read that. So who waits for 0 must watch the connection, too. When that has ended,
+ * call thallus_free(): it need not wait. In a child made by fork(2) it is 0: the child can't know of its parent's.
  */
 int thallus_loans(struct thallus_memory *memory);
 
 /*
- * Ends the use of memory by this program. It is used again, or goes back to the system, when all loans are back. NULL
- * is ignored.
+ * Ends the use of memory by this program. It is used again, or goes back to the system, when all loans are back; at the latest
+ * when both ends have closed the connection, and freed and given back what they have of it. NULL is ignored.
  */
 void thallus_free(struct thallus_memory *memory);
 
@@ -132,8 +134,9 @@ void thallus_return(struct thallus_loan *loan);
 ssize_t thallus_pull(int fd, const struct thallus_handle *handle, const struct iovec *target, int count);
 
 /*
- * Gives memory of this end that is kept for later allocations, up to 32 MiB while nothing is lent, back to the system. 0, or -1
- * as thallus_allocate(). Where nothing was ever allocated there is nothing to do.
+ * Gives memory of this end that is kept for later allocations, up to 32 MiB while nothing is lent, back to the system. Where nothing
+ * was ever allocated there is nothing to do. close(2) does the same, and from then on nothing is kept. 0, or -1: EOPNOTSUPP if the
+ * connection never was over shared memory; ENOTCONN as above.
  */
 int thallus_trim(int fd);
 

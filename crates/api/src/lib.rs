@@ -42,7 +42,7 @@ pub enum Fabric {
 #[derive(Clone, Debug)]
 pub struct Status {
     pub fabric: Fabric,
-    /// [`Thallus::allocate`] may succeed.
+    /// [`Thallus::allocate`] may succeed, as far as can be told without trying.
     pub can_lend: bool,
     /// The peer was a process of the same user when they met: [`Thallus::borrow`] may succeed.
     pub trusted: bool,
@@ -188,7 +188,7 @@ impl Thallus {
     /// Gives memory of this end that is kept for later allocations back to the system.
     ///
     /// # Errors
-    /// As [`Thallus::allocate`].
+    /// `EOPNOTSUPP` if the connection never was over shared memory; `ENOTCONN` if it is none that the library knows.
     pub fn trim(&self, fd: impl AsFd) -> io::Result<()> {
         // SAFETY: it takes a number.
         let result = unsafe { (self.trim)(fd.as_fd().as_raw_fd()) };
@@ -251,7 +251,8 @@ impl Memory {
         if result == 0 { Ok(handle) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Loans that are not back yet.
+    /// Loans that are not back yet. What the peer never takes does not come back, nor what it had when it was killed: who waits for 0
+    /// must watch the connection, too, and drop this when that has ended.
     pub fn loans(&self) -> usize {
         // SAFETY: the memory is allocated.
         unsafe { (self.thallus.loans)(self.memory.as_ptr()) }.try_into().unwrap_or(0)
