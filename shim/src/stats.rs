@@ -4,19 +4,20 @@
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open, unlink};
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
-use thallus_transport::arena::{Block, flag};
-use thallus_transport::process;
+use thallus_transport::arena::{Block, flag, now_ns};
 use thallus_transport::reason::Reason;
 use thallus_transport::uninterrupted::Uninterrupted;
+use thallus_transport::{process, unheard};
 
 use crate::table::Young;
-use crate::{config, table};
+use crate::{config, log, table};
 
 /// Sums over the connections that are gone.
 #[derive(Debug, Default)]
@@ -251,19 +252,14 @@ pub(crate) fn write(ends: bool) {
     totals.add_gone_young();
     let text = totals.to_json().to_string();
     *totals = Totals::new();
-    for attempt in 0..100 {
-        let mut path = std::path::PathBuf::from(directory);
-        path.push(match attempt {
-            0 => format!("{}.json", process::id()),
-            n => format!("{}.{n}.json", process::id()),
-        });
-        let mut result = write_new(&path, text.as_bytes());
-        if result == Err(Errno::MFILE) {
-            result = beyond_the_limit(|| write_new(&path, text.as_bytes()));
-        }
-        if result != Err(Errno::EXIST) {
-            return;
-        }
+    drop(totals);
+    let folder = Path::new(directory);
+    let mut result = write_new(folder, text.as_bytes());
+    if result == Err(Errno::MFILE) {
+        result = beyond_the_limit(|| write_new(folder, text.as_bytes()));
+    }
+    if let Err(errno) = result {
+        log::warn!("no statistics in {}: {errno}", folder.display());
     }
 }
 
@@ -282,30 +278,60 @@ fn beyond_the_limit<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Makes a file of `text`, which appears when it is whole where the file system can do that. Fails if there is one.
-fn write_new(path: &std::path::Path, text: &[u8]) -> Result<(), Errno> {
-    if let result @ (Ok(()) | Err(Errno::EXIST | Errno::MFILE)) = write_unnamed(path, text) {
-        return result;
+/// The names that a file of this process may have, in their order. Of a process that executes one program after the other there may be
+/// any number: then the time since the boot, in nanoseconds, takes the number's place.
+fn names() -> impl Iterator<Item = String> {
+    let pid = process::id();
+    let numbered = (1..LAST_NUMBER).map(move |number| format!("{pid}.{number}.json"));
+    let timed = (0..TIMED_NAMES).map(move |_| format!("{pid}.{}.json", now_ns()));
+    std::iter::once(format!("{pid}.json")).chain(numbered).chain(timed)
+}
+
+const LAST_NUMBER: u32 = 100;
+const TIMED_NAMES: u32 = 10;
+
+/// Makes a file of `text` in `folder` under the first name that is free. It appears when it is whole where the file system can do
+/// that; what can't be written whole does not stay.
+fn write_new(folder: &Path, text: &[u8]) -> Result<(), Errno> {
+    if let Some(file) = unnamed(folder)? {
+        unheard::write_all(&file, text)?;
+        let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let link = |path: &Path| linkat(CWD, &itself, CWD, path, AtFlags::SYMLINK_FOLLOW);
+        match under_a_free_name(folder, link) {
+            Err(errno) if !is_final(errno) => {}
+            outcome => return outcome,
+        }
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    write_all(&open(path, flags, Mode::from_raw_mode(0o644))?, text)
+    under_a_free_name(folder, |path| {
+        let file = open(path, flags, Mode::from_raw_mode(0o644))?;
+        let outcome = unheard::write_all(&file, text);
+        if outcome.is_err() {
+            let _ = unlink(path);
+        }
+        outcome
+    })
 }
 
-fn write_unnamed(path: &std::path::Path, text: &[u8]) -> Result<(), Errno> {
-    let folder = path.parent().ok_or(Errno::NOTDIR)?;
+/// A file without a name; none where there is no such thing.
+fn unnamed(folder: &Path) -> Result<Option<OwnedFd>, Errno> {
     let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let file = open(folder, flags, Mode::from_raw_mode(0o644))?;
-    write_all(&file, text)?;
-    let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
-    linkat(CWD, itself, CWD, path, AtFlags::SYMLINK_FOLLOW)
+    match open(folder, flags, Mode::from_raw_mode(0o644)) {
+        Ok(file) => Ok(Some(file)),
+        Err(errno) if is_final(errno) => Err(errno),
+        Err(_) => Ok(None),
+    }
 }
 
-fn write_all(file: &OwnedFd, mut text: &[u8]) -> Result<(), Errno> {
-    while !text.is_empty() {
-        let count = rustix::io::retry_on_intr(|| rustix::io::write(file, text))?;
-        text = &text[count..];
-    }
-    Ok(())
+/// Whether it would be no better with a name. Else the file system has no files without one, or `/proc` is missing, by which they get
+/// one.
+fn is_final(errno: Errno) -> bool {
+    matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOSPC | Errno::DQUOT | Errno::EXIST)
+}
+
+fn under_a_free_name(folder: &Path, make: impl Fn(&Path) -> Result<(), Errno>) -> Result<(), Errno> {
+    let outcomes = names().map(|name| make(&folder.join(name)));
+    outcomes.into_iter().find(|outcome| *outcome != Err(Errno::EXIST)).unwrap_or(Err(Errno::EXIST))
 }
 
 /// The process's command line, its arguments joined by spaces.
@@ -321,6 +347,7 @@ extern "C" fn at_exit() {
 
 extern "C" fn at_load() {
     crate::abi::silence_panics();
+    log::loaded();
     crate::ops::process::loaded();
     // SAFETY: the handler lives as long as this library, which is never unloaded.
     unsafe { libc::atexit(at_exit) };

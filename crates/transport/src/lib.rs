@@ -70,6 +70,7 @@ pub mod stream;
 mod survivor;
 mod sync;
 pub mod tcp;
+pub mod unheard;
 pub mod uninterrupted;
 pub mod unix;
 pub mod verbs;
