@@ -5,9 +5,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use thallus_transport::arena::{Block, Generation, Wish};
+use thallus_transport::arena::{Generation, Wish};
 
-use crate::status::scan::{Scan, is_alive};
+use crate::status::scan::{Family, Scan, is_alive};
 
 /// Take a live connection back to TCP, and keep it there
 ///
@@ -62,12 +62,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if scan.other_versions > 0 {
         bail!("process {} uses another version of the library", args.pid);
     }
-    let (block, generation) = find(&scan, args)?;
+    let Found { family, index, generation } = find(&scan, args)?;
+    let closed = || format!("process {} has closed connection {} meanwhile", args.pid, args.fd);
+    let view = family.view().context("can't reach what the process shares")?.with_context(closed)?;
+    let block = view.block(index).with_context(closed)?;
     let deadline = Instant::now() + Duration::from_secs_f64(args.wait);
     loop {
         match block.ask_for_tcp(generation) {
             Wish::Granted => return crate::print("on TCP\n"),
-            Wish::Closed => bail!("process {} has closed connection {} meanwhile", args.pid, args.fd),
+            Wish::Closed => bail!(closed()),
             Wish::Asked if !is_alive(args.pid) => bail!("process {} has ended meanwhile", args.pid),
             Wish::Asked if Instant::now() >= deadline => bail!(
                 "not yet: the process has made no call on the connection, or has unread data; the request stands"
@@ -77,13 +80,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-fn find<'scan>(scan: &'scan Scan, args: &Args) -> anyhow::Result<(&'scan Block, Generation)> {
+struct Found<'scan> {
+    family: &'scan Family,
+    /// The block's place.
+    index: usize,
+    generation: Generation,
+}
+
+fn find<'scan>(scan: &'scan Scan, args: &Args) -> anyhow::Result<Found<'scan>> {
     let Args { pid, fd, .. } = args;
     let mut found = scan.families.iter().flat_map(|family| {
-        family.view.blocks().filter_map(move |(_, block)| {
+        family.connections.blocks().filter_map(move |(index, block)| {
             let generation = block.connection()?;
-            let owner = scan.owner(family, block.owner_pid.load(Relaxed))?;
-            (owner.pid == *pid && block.owner_fd.load(Relaxed) == *fd).then_some((block, generation))
+            let owner = scan.owner(family, block.owner_pid.load(Relaxed), block.opened_ns())?;
+            let is_it = owner.pid == *pid && block.owner_fd.load(Relaxed) == *fd;
+            is_it.then_some(Found { family, index, generation })
         })
     });
     let first = found.next().with_context(|| {

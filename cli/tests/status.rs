@@ -7,11 +7,11 @@ use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 
-use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::io::{FdFlags, fcntl_setfd, pread, pwrite};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
-use thallus_transport::arena::{Block, Chunk, MEMFD_NAME, Role, State, flag};
+use thallus_transport::arena::{BLOCKS, Block, CHUNK_BYTES, Chunk, MEMFD_NAME, Role, State, flag};
 use thallus_transport::reason::Reason;
 use thallus_transport::unix::Name;
 
@@ -224,6 +224,24 @@ fn an_arena_of_another_version_is_counted_and_not_shown() {
     let table = text(&mut thallus(&[]));
     assert!(report()["other_versions"].as_u64().unwrap() >= 1);
     assert!(table.contains("another version of the library"), "{table}");
+}
+
+#[test]
+fn an_arena_costs_no_memory_for_what_was_never_written_to() {
+    // In use, all of them, if one believes the bitmap.
+    let model = Chunk::create(Ok).unwrap();
+    let mut header = vec![0; 64];
+    assert_eq!(pread(model.fd().unwrap(), &mut header[..], 0), Ok(64));
+    header.resize(64 + BLOCKS / 8, 0xff);
+    let arena = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&arena, CHUNK_BYTES as u64).unwrap();
+    fcntl_add_seals(&arena, SealFlags::SHRINK).unwrap();
+    assert_eq!(pwrite(&arena, &header, 0), Ok(header.len()));
+    let report = report();
+    assert!(report["arenas_not_shown"].is_u64(), "{report:#}");
+    assert!(report["processes"].as_array().unwrap().iter().any(|process| process["pid"] == own_pid()));
+    // The header's page.
+    assert_eq!(fstat(&arena).unwrap().st_blocks, 8);
 }
 
 #[test]

@@ -28,6 +28,12 @@ pub(super) fn text(report: &Report, totals: &Totals) -> prometheus::Result<Strin
         "Processes whose library is of another version; they are in no other metric.",
         report.other_versions,
     )?;
+    gauge(
+        &registry,
+        "thallus_arenas_not_shown",
+        "Arenas (of up to 8192 connection ends) that are in no other metric, for one user has too many.",
+        report.arenas_not_shown,
+    )?;
     let help = "Open connection ends, by what carries their bytes, and for tcp and unix why; a connection between two processes of \
                 this host has two.";
     let ends = register(

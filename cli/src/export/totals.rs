@@ -41,6 +41,9 @@ pub(super) struct Sums {
     pub(super) spin_hits: u64,
 }
 
+/// Connection ends and processes that are remembered of arenas that are not to be found.
+const MOST_OUT_OF_SIGHT: usize = 1 << 17;
+
 impl Totals {
     /// Adds what has happened since the last look.
     pub(super) fn add(&mut self, scan: &Scan) {
@@ -48,7 +51,7 @@ impl Totals {
             let known = self.families.entry(family.inode).or_default();
             known.members = family.members.values().map(|process| process.pid).collect();
             let mut connections = HashMap::new();
-            for (index, block) in family.view.blocks() {
+            for (index, block) in family.connections.blocks() {
                 let Some((generation, now, reason)) = read(block) else { continue };
                 let before = known.connections.get(&(index, generation)).copied().unwrap_or_default();
                 let now = now.or_more(&before);
@@ -58,10 +61,15 @@ impl Totals {
             }
             known.connections = connections;
         }
-        // One that was not found although it lives (a process may hide itself) must not count anew when it is found again.
+        // One that was not found although it lives (a process may hide itself) must not count anew when it is found again. But it may
+        // hide others as well, one after the other.
         let found: BTreeSet<_> = scan.families.iter().map(|family| family.inode).collect();
-        self.families
-            .retain(|inode, family| found.contains(inode) || family.members.iter().copied().any(is_alive));
+        let mut room = MOST_OUT_OF_SIGHT;
+        self.families.retain(|inode, family| {
+            let weight = family.connections.len() + family.members.len();
+            let mut fits = || room.checked_sub(weight).inspect(|&left| room = left).is_some();
+            found.contains(inode) || (family.members.iter().copied().any(is_alive) && fits())
+        });
     }
 }
 
@@ -118,7 +126,7 @@ mod tests {
     use std::process::Command;
     use std::sync::atomic::Ordering::Relaxed;
 
-    use thallus_transport::arena::{Chunk, Role, View};
+    use thallus_transport::arena::{Chunk, Role, Snapshot};
 
     use crate::status::scan;
 
@@ -126,10 +134,9 @@ mod tests {
     fn look(totals: &mut Totals, chunk: Option<&Chunk>, pid: u32) -> Sums {
         let mut scan = Scan::default();
         scan.families.extend(chunk.map(|chunk| {
-            let fd = chunk.fd().unwrap().try_clone_to_owned().unwrap();
-            let process = scan::Process { pid, command: String::new() };
-            let view = View::open(fd, false).unwrap();
-            scan::Family { inode: (1, 2), view, members: [(pid, process)].into() }
+            let process = scan::Process { pid, command: "".into() };
+            let connections = Snapshot::of(chunk.fd().unwrap()).unwrap().unwrap();
+            scan::Family::of((1, 2), connections, [(pid, process)].into())
         }));
         totals.add(&scan);
         totals.sums

@@ -106,6 +106,10 @@ pub(crate) fn write_summary(text: &mut String, report: &Report) {
         let processes = plural(report.other_versions, "process uses", "processes use");
         append(text, format_args!("{processes} another version of the library and can't be shown.\n"));
     }
+    if report.arenas_not_shown > 0 {
+        let arenas = plural(report.arenas_not_shown, "arena", "arenas");
+        append(text, format_args!("{arenas} of connections left out: one user has too many.\n"));
+    }
 }
 
 fn append(text: &mut String, arguments: std::fmt::Arguments<'_>) {
@@ -116,9 +120,17 @@ fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// A process may give itself any name: what a terminal would obey is shown as `?`.
-fn printable(name: &str) -> String {
-    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+/// A process may give itself any name: what a terminal would obey is shown as `?`, and so is what has no width, breaks lines or turns
+/// the direction of those around it (Unicode Standard Annex 9).
+pub(crate) fn printable(name: &str) -> String {
+    let is_shown = |c: char| {
+        let is_format = matches!(
+            c,
+            '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{61c}'
+        );
+        !c.is_control() && !is_format
+    };
+    name.chars().map(|c| if is_shown(c) { c } else { '?' }).collect()
 }
 
 /// Bytes in the largest binary unit that leaves at least one.
@@ -187,6 +199,7 @@ mod tests {
             connections: vec![connection(7, None), connection(12345, Some("short"))],
             hidden_processes: 2,
             other_versions: 1,
+            arenas_not_shown: 2,
         };
         let expected = "  \
   PID  COMMAND     FD  LOCAL           PEER  FABRIC         SENT  RECEIVED  BELLS  SLEEPS    AGE
@@ -196,6 +209,7 @@ mod tests {
 2 connection ends in 2 processes: 1 over shared memory, 1 over TCP.
 2 processes could not be looked at for lack of permission.
 1 process uses another version of the library and can't be shown.
+2 arenas of connections left out: one user has too many.
 ";
         assert_eq!(render(&report), expected);
     }
@@ -205,15 +219,27 @@ mod tests {
         let over_rdma = Connection { fabric: "verbs", ..connection(7, None) };
         let processes = vec![ProcessSummary { pid: 7, command: "redis".to_owned(), connections: 2 }];
         let connections = vec![over_rdma, connection(7, Some("short"))];
-        let report = Report { processes, connections, hidden_processes: 0, other_versions: 0 };
+        let report =
+            Report { processes, connections, hidden_processes: 0, other_versions: 0, arenas_not_shown: 0 };
         let text = render(&report);
         assert!(text.ends_with(": 0 over shared memory, 1 over RDMA, 1 over TCP.\n"), "{text}");
     }
 
     #[test]
+    fn what_would_garble_a_line_is_shown_as_a_question_mark() {
+        assert_eq!(printable("a\u{202e}gnp.\u{2066}x\u{200b}\u{feff}\u{2028}\n"), "a?gnp.?x????");
+        assert_eq!(printable("naïve ☃ שלום"), "naïve ☃ שלום");
+    }
+
+    #[test]
     fn an_empty_report_says_so() {
-        let report =
-            Report { processes: vec![], connections: vec![], hidden_processes: 0, other_versions: 0 };
+        let report = Report {
+            processes: vec![],
+            connections: vec![],
+            hidden_processes: 0,
+            other_versions: 0,
+            arenas_not_shown: 0,
+        };
         assert_eq!(render(&report), "No process with connections under Thallus.\n");
     }
 

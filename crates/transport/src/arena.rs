@@ -20,6 +20,7 @@
 
 mod chunk;
 mod request;
+mod snapshot;
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
@@ -37,6 +38,7 @@ use crate::unix::{NAME_BYTES, Name};
 
 pub use chunk::{BLOCKS, CHUNK_BYTES, Chunk, MEMFD_NAME, View};
 pub use request::{Generation, Wish};
+pub use snapshot::Snapshot;
 
 /// A holder that has been promised to a child not yet born.
 const UNBORN: u32 = u32::MAX;
@@ -488,6 +490,11 @@ impl Block {
         self.holders
             .iter()
             .any(|holder| holder.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok())
+    }
+
+    fn zero() -> Self {
+        // SAFETY: a block is plain atomic integers, for which zero is valid.
+        unsafe { std::mem::zeroed() }
     }
 
     fn reset(&self, role: Role, pid: u32, fd: u32, opened_ns: u64) {

@@ -126,7 +126,7 @@ pub(super) fn own_arenas() -> Vec<View> {
         .collect();
     let view = |path| {
         let file = OpenOptions::new().read(true).write(true).open(path).expect("our own arena");
-        View::open(file.into(), true).expect("an arena")
+        View::open(file.into()).expect("it can be mapped").expect("an arena")
     };
     arenas.into_iter().map(view).collect()
 }

@@ -19,7 +19,7 @@ pub const MEMFD_NAME: &str = "thallus-arena";
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSa");
 const VERSION: u32 = 2;
 const BITMAP_WORDS: usize = 128;
-const HEADER_BYTES: usize = 4096;
+pub(super) const HEADER_BYTES: usize = 4096;
 
 /// Connections that one chunk can hold.
 pub const BLOCKS: usize = BITMAP_WORDS * 64;
@@ -28,7 +28,7 @@ pub const BLOCKS: usize = BITMAP_WORDS * 64;
 pub const CHUNK_BYTES: usize = HEADER_BYTES + BLOCKS * size_of::<Block>();
 
 #[repr(C)]
-struct Header {
+pub(super) struct Header {
     magic: AtomicU64,
     version: AtomicU32,
     block_bytes: AtomicU32,
@@ -39,6 +39,25 @@ struct Header {
 
 const _: () = assert!(std::mem::offset_of!(Header, bitmap) == 64);
 const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
+
+impl Header {
+    pub(super) fn zero() -> Self {
+        // SAFETY: integers, for which zero is valid.
+        unsafe { std::mem::zeroed() }
+    }
+
+    /// Whether a chunk is of this version.
+    pub(super) fn fits(&self) -> bool {
+        self.magic.load(Ordering::Acquire) == MAGIC
+            && self.version.load(Ordering::Relaxed) == VERSION
+            && self.block_bytes.load(Ordering::Relaxed) as usize == size_of::<Block>()
+    }
+
+    /// Of the bitmap.
+    pub(super) fn words(&self) -> impl Iterator<Item = u64> + '_ {
+        self.bitmap.iter().map(|word| word.load(Ordering::Acquire))
+    }
+}
 
 /// One chunk of this process family. It stays mapped as long as the process: blocks are handed out as `&'static`.
 pub struct Chunk {
@@ -212,32 +231,40 @@ impl Chunk {
     }
 }
 
-/// Another process's chunk, mapped for as long as this lives.
+/// Whether a file may be another process's chunk: as long as one, for good.
+pub(super) fn is_chunk(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|file| usize::try_from(file.st_size) == Ok(CHUNK_BYTES))
+        && fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
+}
+
+/// Another process's chunk, mapped for as long as this lives: for who wants something done to a connection. Whoever only looks takes a
+/// [`Snapshot`](super::Snapshot).
 #[derive(Debug)]
 pub struct View(Chunk);
 
 impl View {
-    /// Maps a chunk to look at it, and to raise flags if it `writes`. `None` if it is not one of this version.
-    pub fn open(fd: OwnedFd, writes: bool) -> Option<Self> {
-        let size = rustix::fs::fstat(&fd).ok()?.st_size;
-        let sealed = fcntl_get_seals(&fd).ok()?.contains(SealFlags::SHRINK);
-        if usize::try_from(size).ok()? != CHUNK_BYTES || !sealed {
-            return None;
+    /// Maps a chunk that can be written to. `None` if it is not one of this version.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn open(fd: OwnedFd) -> Result<Option<Self>, Errno> {
+        if !is_chunk(fd.as_fd()) {
+            return Ok(None);
         }
-        let write = if writes { ProtFlags::WRITE } else { ProtFlags::empty() };
-        let mut view = Self(Chunk::map(Some(fd), ProtFlags::READ | write).ok()?);
+        let mut view = Self(Chunk::map(Some(fd), ProtFlags::READ | ProtFlags::WRITE)?);
         // Who looks at this process meanwhile must not take it for one that has the arena.
         view.0.fd = None;
-        let header = view.0.header();
-        let fits = header.magic.load(Ordering::Acquire) == MAGIC
-            && header.version.load(Ordering::Relaxed) == VERSION
-            && header.block_bytes.load(Ordering::Relaxed) as usize == size_of::<Block>();
-        fits.then_some(view)
+        Ok(view.0.header().fits().then_some(view))
     }
 
     /// The blocks in use, each with its place in the chunk.
     pub fn blocks(&self) -> impl Iterator<Item = (usize, &Block)> {
         self.0.in_use().map(|index| (index, self.0.block(index)))
+    }
+
+    /// The block at a place, in use or not. `None` if there is no such place.
+    pub fn block(&self, index: usize) -> Option<&Block> {
+        (index < BLOCKS).then(|| self.0.block(index))
     }
 }
 
@@ -314,7 +341,7 @@ mod tests {
         let local = "127.0.0.1:4000".parse().unwrap();
         let peer = "[::ffff:127.0.0.1]:5432".parse().unwrap();
         block.set_addresses(local, peer);
-        let view = View::open(chunk.fd().unwrap().try_clone_to_owned().unwrap(), false).unwrap();
+        let view = View::open(chunk.fd().unwrap().try_clone_to_owned().unwrap()).unwrap().unwrap();
         let (index, seen) = view.blocks().next().unwrap();
         assert_eq!(index, 0);
         assert_eq!(seen.local(), Some(local));
@@ -322,7 +349,7 @@ mod tests {
 
         let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&other, CHUNK_BYTES as u64).unwrap();
-        assert!(View::open(other, false).is_none());
+        assert!(View::open(other).unwrap().is_none());
     }
 
     #[test]
@@ -333,7 +360,7 @@ mod tests {
             let table = std::fs::read_to_string("/proc/self/maps").unwrap();
             table.lines().filter(|line| line.split_whitespace().nth(4) == Some(&file)).count()
         };
-        let view = View::open(chunk.fd().unwrap().try_clone_to_owned().unwrap(), false).unwrap();
+        let view = View::open(chunk.fd().unwrap().try_clone_to_owned().unwrap()).unwrap().unwrap();
         assert_eq!(mappings(), 2);
         drop(view);
         assert_eq!(mappings(), 1);
