@@ -12,6 +12,7 @@ mod pin;
 mod program;
 mod run;
 mod shuffle;
+mod start;
 mod status;
 mod top;
 

@@ -1,15 +1,15 @@
 //! `thallus run`: checks that the program can be accelerated, and becomes it.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, create_dir_all};
 use std::io;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf, absolute};
-use std::process::Command;
 
 use clap::ValueEnum;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
 use thallus_transport::environment::{self, CONFIG, Complaint};
 use thallus_transport::settings::UnixRule;
 use thiserror::Error;
@@ -17,6 +17,7 @@ use thiserror::Error;
 use crate::elf::{Abi, Image};
 use crate::library;
 use crate::program::{self, Missing, Obstacle};
+use crate::start;
 
 /// Start a program with its connections over shared memory where possible
 ///
@@ -125,15 +126,20 @@ impl Failure {
 pub(crate) fn exec(args: &Args) -> Failure {
     match prepare(args) {
         Err(failure) => failure,
-        Ok((program, mut command)) => match command.exec() {
-            source if source.kind() == io::ErrorKind::NotFound => Failure::NoInterpreter(program),
-            source => Failure::Exec { program, source },
-        },
+        Ok((program, arguments, environment)) => {
+            match start::become_program(&program, &arguments, environment) {
+                source if source.kind() == io::ErrorKind::NotFound => Failure::NoInterpreter(program),
+                source => Failure::Exec { program, source },
+            }
+        }
     }
 }
 
-fn prepare(args: &Args) -> Result<(PathBuf, Command), Failure> {
-    let (name, arguments) = args.command.split_first().expect("clap requires a command");
+/// The program's path, its arguments with its name, and its environment.
+type Prepared = (PathBuf, Vec<OsString>, BTreeMap<OsString, OsString>);
+
+fn prepare(args: &Args) -> Result<Prepared, Failure> {
+    let name = args.command.first().expect("clap requires a command");
     let path = env::var_os("PATH");
     let program = program::find(name, path.as_deref()).map_err(|missing| match missing {
         Missing::NotFound => Failure::NotFound(name.into()),
@@ -145,28 +151,32 @@ fn prepare(args: &Args) -> Result<(PathBuf, Command), Failure> {
         return Err(Failure::Obstacle(obstacle));
     }
 
-    // A path with a slash, so exec does not search again.
-    let mut command = Command::new(&program);
-    command.arg0(name).args(arguments);
-    command.env("LD_PRELOAD", library::prepend(&library, env::var_os("LD_PRELOAD").as_deref()));
+    let mut environment: BTreeMap<_, _> = env::vars_os().collect();
+    let mut set = |name: &str, value: OsString| _ = environment.insert(name.into(), value);
+    set("LD_PRELOAD", library::prepend(&library, env::var_os("LD_PRELOAD").as_deref()));
     if let Some(folder) = &args.stats {
         let failed = |source| Failure::Stats { folder: folder.clone(), source };
         create_dir_all(folder).map_err(failed)?;
         writable(folder)?;
         // The program and its children may change their current folder.
-        command.env("THALLUS_STATS", folder.canonicalize().map_err(failed)?);
+        set("THALLUS_STATS", folder.canonicalize().map_err(failed)?.into());
     }
     if let Some(file) = args.log.as_ref().and_then(|log| log.to_str()?.split_once(':')).map(|(_, path)| path)
     {
         let file = Path::new(file);
+        if file.is_dir() {
+            return Err(Failure::Output { path: file.to_owned(), source: Errno::ISDIR.into() });
+        }
         writable(if file.exists() { file } else { file.parent().unwrap_or(file) })?;
     }
     if let Some(file) = &args.config {
         // As for the folder above.
-        command.env(CONFIG, checked(file)?);
+        set(CONFIG, checked(file)?.into());
     }
-    command.envs(settings(args));
-    Ok((program, command))
+    for (name, value) in settings(args) {
+        set(name, value);
+    }
+    Ok((program, args.command.clone(), environment))
 }
 
 /// The whole path of a configuration that makes sense. The library would go on without what does not.

@@ -2,10 +2,10 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 
 use anyhow::{Context, Result};
+
+use crate::start;
 
 /// What it becomes.
 const PROGRAM: &str = "thallus-shuffle-sql";
@@ -25,6 +25,8 @@ pub(crate) struct Args {
 pub(crate) fn exec(args: &Args) -> Result<()> {
     let executable = env::current_exe().context("can't tell where this executable is")?;
     let program = executable.canonicalize().unwrap_or(executable).with_file_name(PROGRAM);
-    let error = Command::new(&program).args(&args.arguments).exec();
+    let arguments: Vec<_> =
+        std::iter::once(program.clone().into_os_string()).chain(args.arguments.iter().cloned()).collect();
+    let error = start::become_program(&program, &arguments, env::vars_os());
     Err(error).with_context(|| format!("can't start {}", program.display()))
 }

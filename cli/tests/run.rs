@@ -188,6 +188,16 @@ fn what_is_to_be_written_has_to_be_writable() {
 }
 
 #[test]
+fn a_folder_is_no_log() {
+    let installation = Installation::with_library(LIBRARY);
+    let log = format!("debug:{}", installation.path("").display());
+    assert_refused(
+        &shell(&installation, &["--log", &log], "echo ran"),
+        &["can't write to", "Is a directory"],
+    );
+}
+
+#[test]
 fn a_library_that_may_not_be_read_is_reported_as_such() {
     let installation = Installation::with_library(LIBRARY);
     set_permissions(installation.path(LIBRARY), Permissions::from_mode(0o000)).unwrap();
@@ -244,6 +254,34 @@ fn the_program_takes_the_place_of_the_command() {
     let script = format!("{} run -- yes | head -n 1", installation.path("bin/thallus").display());
     let outcome = outcome(Command::new("bash").args(["-c", &format!("{script}; exit ${{PIPESTATUS[0]}}")]));
     assert_eq!((outcome.status, outcome.output.as_str()), (Some(128 + 13), "y\n"));
+}
+
+#[test]
+fn the_program_gets_the_signals_and_descriptors_that_the_command_had() {
+    let installation = Installation::with_library(LIBRARY);
+    let of_status = "grep -E '^Sig(Blk|Ign)' /proc/self/status; for fd in 0 1 2; do [ -e /proc/$$/fd/$fd ] && echo $fd; done";
+    let seen = |before: &str, wrapper: &str| {
+        // What another shell does in the same place is the measure.
+        let script = format!("{before} exec {wrapper} /bin/bash -c \"$0\" 0<&- 2>&-");
+        let outcome = outcome(Command::new("/bin/bash").args(["-c", &script, of_status]));
+        assert_eq!(outcome.errors, "", "{outcome:?}");
+        outcome.output
+    };
+    let wrapper = format!("{} run --", installation.path("bin/thallus").display());
+    // As a parent that ignores the signal has it, and as one that doesn't.
+    for before in ["trap '' PIPE;", "trap - PIPE;"] {
+        let under = seen(before, &wrapper);
+        assert_eq!(under, seen(before, ""), "{before}");
+        assert!(under.ends_with("\n1\n"), "{under}");
+    }
+}
+
+#[test]
+fn a_program_that_is_no_program_is_tried_as_a_script() {
+    let installation = Installation::with_library(LIBRARY);
+    let script = installation.add_script("script", "echo $0\n");
+    let outcome = installation.run_program(&script);
+    assert_eq!((outcome.status, outcome.output.trim()), (Some(0), script.to_str().unwrap()), "{outcome:?}");
 }
 
 #[test]
