@@ -10,6 +10,7 @@ mod route;
 mod settings;
 mod sheet;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -42,7 +43,7 @@ pub(crate) struct Args {
     /// The path of the executable file that the settings are to be for; without it, what the configuration has for every
     /// program
     #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true)]
-    program: String,
+    program: OsString,
 
     /// Print JSON instead of text
     #[arg(long)]

@@ -1,7 +1,9 @@
 //! The settings in force: what each variable or line of the configuration says, and what the library makes of it.
 
 use std::env;
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::Access;
@@ -111,9 +113,9 @@ pub(super) fn configuration(path: Option<&str>) -> File {
 
 impl File {
     /// What is asked for in a process of the program at `program`.
-    pub(super) fn given(&self, program: &str) -> Given {
+    pub(super) fn given(&self, program: &OsStr) -> Given {
         match self.usable {
-            true => Given::of(self.path.clone(), &self.read, program),
+            true => Given::of(self.path.clone(), &self.read, program.as_bytes()),
             false => Given::without(self.path.clone()),
         }
     }

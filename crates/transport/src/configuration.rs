@@ -108,7 +108,8 @@ impl Configuration {
     }
 
     /// What concerns the program whose executable file is at `path`: of several lines about the same, the last one.
-    pub fn for_program(&self, path: &str) -> Vec<Entry> {
+    pub fn for_program(&self, path: impl AsRef<[u8]>) -> Vec<Entry> {
+        let path = path.as_ref();
         let mut chosen: Vec<Entry> = Vec::with_capacity(KEYS.len());
         for entry in self.sections.iter().filter(|section| section.names(path)).flat_map(|it| &it.entries) {
             chosen.retain(|earlier| earlier.key != entry.key);
@@ -129,13 +130,13 @@ impl Configuration {
 }
 
 impl Section {
-    fn names(&self, path: &str) -> bool {
-        let file = path.rsplit('/').next().unwrap_or(path);
+    fn names(&self, path: &[u8]) -> bool {
+        let file = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
         let matches = |pattern: &String| {
             let subject = if pattern.contains('/') { path } else { file };
             match pattern.strip_suffix('*') {
-                Some(start) => subject.starts_with(start),
-                None => subject == pattern,
+                Some(start) => subject.starts_with(start.as_bytes()),
+                None => subject == pattern.as_bytes(),
             }
         };
         self.programs.is_empty() || self.programs.iter().any(matches)
@@ -169,6 +170,10 @@ fn programs(line: &str) -> Result<Vec<String>, &'static str> {
     let names: Vec<_> = words.map(str::to_owned).collect();
     match kind {
         Some("program") if names.is_empty() => Err("the program is missing"),
+        // The end of a path with white space in it, most likely.
+        Some("program") if names.iter().any(|name| name.contains('/') && !name.starts_with('/')) => {
+            Err("a path begins with / and has no white space; * may stand for its end")
+        }
         Some("program") => Ok(names),
         _ => Err("a section is [program NAME]"),
     }
@@ -223,6 +228,8 @@ mode = off
         of("/bin/postgres", &[("ports", "5432,6379"), log, ("fabric", "shm"), ("spin-us", "0")]);
         of("/opt/x/y", &[("ports", "5432,6379"), log, ("fabric", "shm"), ("spin-us", "0")]);
         of("/bin/redis-server", &[("spin-us", "20"), log, ("ports", ""), ("mode", "off")]);
+        let odd = b"/opt/caf\xe9/redis-server";
+        assert_eq!(read.for_program(odd), read.for_program("/opt/x/redis-server"));
         of("/bin/redis-cli", &[("ports", "5432,6379"), ("spin-us", "20"), log, ("mode", "off")]);
     }
 
@@ -247,7 +254,7 @@ mode = off
     #[test]
     fn a_wrong_line_is_named_and_left_out() {
         let file = b"prots = 1\nports\nspin-us = 1\nspin-us = 2\n\xff = 3\n[port 80]\nring = 8K\n[program\n[program]\n\
-            [program a]\nring = 8K\nSTATS = x\nlog =\twarn:/a\0b";
+            [program a]\nring = 8K\nSTATS = x\nlog =\twarn:/a\0b\n[program /opt/My App/server]\nports = 1";
         let read = Configuration::parse(file);
         let wrong: Vec<_> = read.wrong.iter().map(|wrong| (wrong.line, wrong.text)).collect();
         let expected = [
@@ -261,6 +268,8 @@ mode = off
             (9, "the program is missing"),
             (12, "the library knows no such key"),
             (13, "a control character"),
+            (14, "a path begins with / and has no white space; * may stand for its end"),
+            (15, "in a section that makes no sense"),
         ];
         assert_eq!(wrong, expected);
         assert_eq!(values(&read, "a"), [("spin-us", "1".to_owned()), ("ring", "8K".to_owned())]);

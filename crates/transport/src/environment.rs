@@ -100,14 +100,20 @@ impl Given {
             }
             Ok(read) => {
                 complaints.add_wrong_lines(&path, &read);
-                let program = if read.has_programs() { executable() } else { String::new() };
-                Self::of(path, &read, &program)
+                if !read.has_programs() {
+                    return Self::of(path, &read, []);
+                }
+                executable().map(|program| Self::of(path.clone(), &read, program)).unwrap_or_else(|errno| {
+                    let wrong = format!("nobody knows which of its sections count: /proc/self/exe: {errno}; going on without them");
+                    complaints.add(CONFIG, &path, wrong);
+                    Self { doubtful: true, ..Self::of(path, &read, []) }
+                })
             }
         }
     }
 
     /// In a process of the program whose executable file is at `program`.
-    pub fn of(path: String, read: &Configuration, program: &str) -> Self {
+    pub fn of(path: String, read: &Configuration, program: impl AsRef<[u8]>) -> Self {
         let doubtful = !read.wrong.is_empty();
         Self { only_file: false, path, lines: read.for_program(program), doubtful }
     }
@@ -189,11 +195,13 @@ pub fn check(path: &str, read: &Configuration) -> Complaints {
     complaints
 }
 
-/// The file that this process executes; empty if that can't be told.
-fn executable() -> String {
-    let path = readlink("/proc/self/exe", Vec::new()).ok().and_then(|path| path.into_string().ok());
-    let path = path.unwrap_or_default();
-    path.strip_suffix(" (deleted)").unwrap_or(&path).to_owned()
+/// The path of the file that this process executes. Fails without `/proc`.
+fn executable() -> rustix::io::Result<Vec<u8>> {
+    let mut path = readlink("/proc/self/exe", Vec::new())?.into_bytes();
+    if let Some(path_length) = path.strip_suffix(b" (deleted)").map(<[u8]>::len) {
+        path.truncate(path_length);
+    }
+    Ok(path)
 }
 
 /// Values that can't be used, in the order in which they were met.

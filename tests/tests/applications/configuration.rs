@@ -1,7 +1,9 @@
 //! The configuration file: a line does what its variable does, for the programs that it names, and nothing is worse for what is
 //! wrong in one.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
@@ -115,6 +117,45 @@ fn a_section_is_for_the_programs_that_it_names() -> Result<()> {
     assert_eq!((came_of(&stats), said.as_str()), (Some((vec![], 2)), ""));
     let (stats, _) = talk("other", &[], Some(&format!("{all}{other}")))?;
     assert_eq!(came_of(&stats), Some((vec![("disabled", 2)], 0)));
+    Ok(())
+}
+
+#[test]
+fn a_program_in_a_folder_whose_name_is_no_text_is_named_by_its_own() -> Result<()> {
+    let _turn = turn();
+    let scene = Scene::new()?;
+    let folder = scene.path("").join(OsStr::from_bytes(b"caf\xe9"));
+    fs::create_dir(&folder)?;
+    let program = folder.join("a-python");
+    fs::copy(fs::canonicalize("/usr/bin/python3")?, &program)?;
+    let config = scene.path("thallus.conf");
+    fs::write(&config, "upgrade-after = 1\n[program a-python]\nports = 1")?;
+    let mut python = scene.shimmed("odd", program)?;
+    python.env("THALLUS_CONFIG", config).args(["-c", TALK]);
+    succeeds(&scene, python)?;
+    assert_eq!(came_of(&scene.stats("odd")?), Some((vec![("not-selected", 2)], 0)));
+    Ok(())
+}
+
+#[test]
+fn without_proc_nobody_knows_the_program_and_the_log_says_so() -> Result<()> {
+    let _turn = turn();
+    let scene = Scene::new()?;
+    let (config, log) = (scene.path("thallus.conf"), scene.path("log"));
+    let own_mounts = if rustix::process::geteuid().is_root() { "-m" } else { "-rm" };
+    let script = "library=$LD_PRELOAD; unset LD_PRELOAD
+        mount -t tmpfs none /proc; LD_PRELOAD=$library exec python3 -c \"$0\"";
+    for (sections, says) in [("", false), ("[program a]\nports = 1", true)] {
+        fs::write(&config, format!("fabric = off\n{sections}"))?;
+        let mut shell = scene.shimmed(if says { "sections" } else { "none" }, "unshare")?;
+        shell.env("THALLUS_CONFIG", &config).env("THALLUS_LOG", format!("warn:{}", log.display()));
+        shell.args([own_mounts, "sh", "-c", script, TALK]);
+        scene.succeed(shell)?;
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        ensure!(said.contains("which of its sections count") == says, "{said:?}");
+    }
+    // Then statistics are written under their name at once: there is no other way to give them one.
+    assert_eq!(scene.stats("sections")?.not_upgraded.get("disabled"), Some(&2));
     Ok(())
 }
 
