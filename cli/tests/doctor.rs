@@ -335,6 +335,26 @@ fn another_host_without_a_rule_is_reached_by_tcp() {
 }
 
 #[test]
+fn an_address_that_can_be_bound_to_is_not_for_that_this_hosts() {
+    let installation = installation();
+    let own_network = if rustix::process::geteuid().is_root() { "-n" } else { "-rn" };
+    let script = "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind && exec \"$0\" \"$@\"";
+    let mut command = through(&installation, &["unshare", own_network, "sh", "-c", script]);
+    let (_, report) = report(command.arg("192.0.2.1:80"));
+    assert_eq!(report["connection"]["addresses"][0]["on_this_host"], false, "{report:#}");
+}
+
+#[test]
+fn a_path_that_is_no_text_is_shown_as_well_as_it_can_be() {
+    let name = OsStr::from_bytes(b"caf\xe9");
+    let folder = tempfile::Builder::new().prefix(name).tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let installation = Installation::in_folder(folder);
+    fs::copy(support::doctor::library(), installation.path("bin/libthallus_shim.so")).unwrap();
+    let (_, report) = report(&mut doctor(&installation));
+    assert!(report["library"]["path"].as_str().unwrap().contains("/caf\u{fffd}"), "{report:#}");
+}
+
+#[test]
 fn a_rule_without_a_device_leads_to_tcp() {
     let installation = installation();
     let devices = fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);

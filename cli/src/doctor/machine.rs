@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -15,7 +15,8 @@ use crate::{elf, library};
 /// `libthallus_shim.so`.
 #[derive(Debug, Serialize)]
 pub(super) struct Library {
-    path: Option<PathBuf>,
+    /// What is not UTF-8 in it is replaced: JSON has no bytes.
+    path: Option<String>,
     version: Option<String>,
     /// The version of this command.
     command_version: &'static str,
@@ -55,13 +56,13 @@ pub(super) fn library(problems: &mut Vec<Problem>) -> Library {
             complain("it bears no version: it is no Thallus library, or damaged".into(), "install it anew");
         }
     }
-    Library { path: Some(path), version, command_version, usable }
+    let path = Some(path.to_string_lossy().into_owned());
+    Library { path, version, command_version, usable }
 }
 
 impl Library {
     pub(super) fn show(&self, sheet: &mut Sheet) {
-        let path = self.path.as_ref().map_or("none".into(), |path| path.display().to_string());
-        sheet.fact("file", path);
+        sheet.fact("file", self.path.as_deref().unwrap_or("none"));
         sheet.fact("version", self.version.as_deref().unwrap_or("unknown"));
     }
 }
@@ -89,7 +90,8 @@ pub(super) struct Machine {
 pub(super) fn look(problems: &mut Vec<Problem>) -> Machine {
     let system = rustix::system::uname();
     let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let memory_limit_bytes = smallest_memory_limit(&cgroups);
+    let mounts = Path::new("/sys/fs/cgroup");
+    let memory_limit_bytes = smallest_memory_limit(mounts, &cgroups);
     // A segment takes 20 KiB, the table of descriptors what is used of it.
     if memory_limit_bytes.is_some_and(|limit| limit < 64 << 20) {
         problems.push(Problem::new(
@@ -103,9 +105,9 @@ pub(super) fn look(problems: &mut Vec<Problem>) -> Machine {
         architecture: system.machine().to_string_lossy().into_owned(),
         container_hints: container_hints(),
         first_pid_namespace: first_pid_namespace(),
-        cgroup: path_of(&cgroups, "memory").map(str::to_owned),
+        cgroup: path_of(&cgroups, "memory").map(|(_, path)| path.to_owned()),
         memory_limit_bytes,
-        cpu_quota: smallest_quota(&cgroups),
+        cpu_quota: smallest_quota(mounts, &cgroups),
         cpus_allowed: status_line("Cpus_allowed_list").unwrap_or_default(),
     }
 }
@@ -135,9 +137,17 @@ fn status_line(name: &str) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
+/// Of the hierarchy of control groups that a controller is in. A host may have both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cgroups {
+    /// One for each controller, or a few.
+    First,
+    Second,
+}
+
 /// The path in `/proc/self/cgroup` for a controller: of version 1 if it is mounted there, else of version 2
 /// (cgroups(7)).
-fn path_of<'text>(cgroups: &'text str, controller: &str) -> Option<&'text str> {
+fn path_of<'text>(cgroups: &'text str, controller: &str) -> Option<(Cgroups, &'text str)> {
     let rows = || {
         cgroups.lines().filter_map(|line| {
             let mut fields = line.splitn(3, ':').skip(1);
@@ -145,36 +155,39 @@ fn path_of<'text>(cgroups: &'text str, controller: &str) -> Option<&'text str> {
         })
     };
     let first = rows().find(|(controllers, _)| controllers.split(',').any(|name| name == controller));
-    first.or_else(|| rows().find(|(controllers, _)| controllers.is_empty())).map(|(_, path)| path)
+    let second = || rows().find(|(controllers, _)| controllers.is_empty());
+    let first = first.map(|(_, path)| (Cgroups::First, path));
+    first.or_else(|| second().map(|(_, path)| (Cgroups::Second, path)))
 }
 
 /// The contents of a file in the controller's cgroup and in each above it.
-fn up_the_tree(cgroups: &str, controller: &str, file: &str) -> Vec<String> {
-    let Some(path) = path_of(cgroups, controller) else { return Vec::new() };
-    let second = cgroups.lines().any(|line| line == format!("0::{path}"));
-    let mount = if second { "/sys/fs/cgroup".to_owned() } else { format!("/sys/fs/cgroup/{controller}") };
+fn up_the_tree(mounts: &Path, cgroups: &str, controller: &str, file: &str) -> Vec<String> {
+    let Some((version, path)) = path_of(cgroups, controller) else { return Vec::new() };
+    let mounts = match version {
+        Cgroups::First => vec![mounts.join(controller)],
+        // Beside version 1 it has a folder of its own.
+        Cgroups::Second => vec![mounts.to_owned(), mounts.join("unified")],
+    };
     // A path with .. lies outside of what this namespace sees.
     let path = Path::new(path.trim_start_matches('/'));
-    path.ancestors()
-        .filter_map(|path| fs::read_to_string(Path::new(&mount).join(path).join(file)).ok())
-        .collect()
+    let folders = mounts.iter().flat_map(|mount| path.ancestors().map(move |path| mount.join(path)));
+    folders.filter_map(|folder| fs::read_to_string(folder.join(file)).ok()).collect()
 }
 
-fn smallest_memory_limit(cgroups: &str) -> Option<u64> {
+fn smallest_memory_limit(mounts: &Path, cgroups: &str) -> Option<u64> {
     // Version 1 says "none" as the largest multiple of a page.
     const NONE: u64 = 1 << 62;
     ["memory.max", "memory.limit_in_bytes"]
         .into_iter()
-        .flat_map(|file| up_the_tree(cgroups, "memory", file))
+        .flat_map(|file| up_the_tree(mounts, cgroups, "memory", file))
         .filter_map(|text| text.trim().parse().ok())
         .filter(|&limit| limit < NONE)
         .min()
 }
 
-fn smallest_quota(cgroups: &str) -> Option<f64> {
-    let second = up_the_tree(cgroups, "cpu", "cpu.max");
-    let first = up_the_tree(cgroups, "cpu", "cpu.cfs_quota_us");
-    let periods = up_the_tree(cgroups, "cpu", "cpu.cfs_period_us");
+fn smallest_quota(mounts: &Path, cgroups: &str) -> Option<f64> {
+    let read = |file| up_the_tree(mounts, cgroups, "cpu", file);
+    let (second, first, periods) = (read("cpu.max"), read("cpu.cfs_quota_us"), read("cpu.cfs_period_us"));
     let first = first.iter().zip(&periods).map(|(quota, period)| format!("{} {period}", quota.trim()));
     second.into_iter().chain(first).filter_map(|text| quota(&text)).reduce(f64::min)
 }
@@ -299,11 +312,39 @@ mod tests {
 
     #[test]
     fn a_controller_of_version_1_has_a_path_of_its_own() {
-        assert_eq!(path_of(MIXED, "memory"), Some("/docker/a"));
-        assert_eq!(path_of(MIXED, "cpu"), Some("/docker/b"));
-        assert_eq!(path_of(MIXED, "pids"), Some("/user.slice"));
-        assert_eq!(path_of("0::/\n", "memory"), Some("/"));
+        use Cgroups::{First, Second};
+        assert_eq!(path_of(MIXED, "memory"), Some((First, "/docker/a")));
+        assert_eq!(path_of(MIXED, "cpu"), Some((First, "/docker/b")));
+        assert_eq!(path_of(MIXED, "pids"), Some((Second, "/user.slice")));
+        assert_eq!(path_of("0::/\n", "memory"), Some((Second, "/")));
         assert_eq!(path_of("", "memory"), None);
+    }
+
+    #[test]
+    fn limits_are_found_where_their_version_is_mounted() {
+        let of = |files: &[(&str, &str)], cgroups: &str| {
+            let mounts = tempfile::tempdir().unwrap();
+            for (file, text) in files {
+                let file = mounts.path().join(file);
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(file, text).unwrap();
+            }
+            (smallest_memory_limit(mounts.path(), cgroups), smallest_quota(mounts.path(), cgroups))
+        };
+        // Both versions have the same path.
+        let both = "4:memory:/a/b\n3:cpu,cpuacct:/a/b\n0::/a/b\n";
+        let first = [
+            ("memory/a/b/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("memory/a/memory.limit_in_bytes", "1000\n"),
+            ("cpu/a/b/cpu.cfs_quota_us", "50000\n"),
+            ("cpu/a/b/cpu.cfs_period_us", "100000\n"),
+        ];
+        assert_eq!(of(&first, both), (Some(1000), Some(0.5)));
+        let second =
+            [("a/memory.max", "max\n"), ("a/b/memory.max", "3000\n"), ("a/cpu.max", "200000 100000\n")];
+        assert_eq!(of(&second, "0::/a/b\n"), (Some(3000), Some(2.0)));
+        let unified = [("unified/a/b/memory.max", "2000\n"), ("cpu/cpu.cfs_quota_us", "-1\n")];
+        assert_eq!(of(&unified, "3:cpu,cpuacct:/\n0::/a/b\n"), (Some(2000), None));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use serde::Serialize;
 use thallus_transport::peers::same_host;
 use thallus_transport::reason::Reason;
@@ -336,9 +337,17 @@ fn local_address(address: SocketAddr) -> std::io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Whether a socket can be bound to it.
+/// Whether it is one of this network namespace's. That a socket can be bound to it is no proof (`net.ipv4.ip_nonlocal_bind`).
 fn is_own(address: IpAddr) -> bool {
-    !address.is_multicast() && UdpSocket::bind((address, 0)).is_ok()
+    let address = address.to_canonical();
+    let is = |interface: InterfaceAddress| {
+        let storage = interface.address?;
+        let v4 = storage.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
+        v4.or_else(|| storage.as_sockaddr_in6().map(|address| address.ip().into()))
+    };
+    address.is_loopback()
+        || address.is_unspecified()
+        || getifaddrs().is_ok_and(|mut all| all.any(|interface| is(interface) == Some(address)))
 }
 
 /// Whether some socket of this network namespace listens on the TCP port (proc_net(5)); `None` without /proc.
@@ -415,7 +424,9 @@ mod tests {
     #[test]
     fn the_local_address_of_loopback_is_its_own() {
         assert_eq!(local_address("127.0.0.1:9".parse().unwrap()).unwrap(), Ipv4Addr::LOCALHOST);
-        assert!(is_own("127.0.0.1".parse().unwrap()));
+        for own in ["127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1", "0.0.0.0"] {
+            assert!(is_own(own.parse().unwrap()), "{own}");
+        }
         assert!(!is_own("192.0.2.1".parse().unwrap()));
     }
 }
