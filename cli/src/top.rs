@@ -5,12 +5,18 @@ mod screen;
 mod state;
 
 use std::io::{IsTerminal, stdout};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
+use libc::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use ratatui::crossterm::event::{self, Event};
+use ratatui::crossterm::terminal::disable_raw_mode;
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 use crate::status::Report;
 use rates::Snapshot;
@@ -89,14 +95,42 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         return crate::print(&if args.json { state.json()? } else { state.text() });
     }
     ensure!(stdout().is_terminal(), "standard output is no terminal: use --once");
+    let signal = caught()?;
     let mut terminal = match ratatui::try_init() {
         Ok(terminal) => terminal,
         Err(error) => bail!("can't use the terminal: {error}"),
     };
-    let outcome = watch(&mut terminal, &mut state, args.interval);
+    let outcome = watch(&mut terminal, &mut state, args.interval, &signal);
     ratatui::restore();
-    outcome
+    match signal.load(Ordering::SeqCst) {
+        0 => outcome,
+        // As if nothing had been done in between.
+        signal => emulate_default_handler(signal).context("can't end by a signal"),
+    }
 }
+
+/// The number of a signal that is to end this process, once one has come. The terminal has to be restored first; whoever can't do that
+/// in time ends all the same: where the terminal is gone, waiting for a key may last for ever.
+fn caught() -> anyhow::Result<Arc<AtomicI32>> {
+    let caught = Arc::new(AtomicI32::new(0));
+    let mut signals = Signals::new([SIGTERM, SIGHUP, SIGINT, SIGQUIT]).context("can't handle signals")?;
+    let by_thread = Arc::clone(&caught);
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            by_thread.store(signal, Ordering::SeqCst);
+            thread::sleep(LONGEST_END);
+            let _ = disable_raw_mode();
+            let _ = emulate_default_handler(signal);
+        }
+    });
+    Ok(caught)
+}
+
+/// From a signal to the end of the process.
+const LONGEST_END: Duration = Duration::from_secs(1);
+
+/// How long a signal may take to be noticed: waiting for a key goes on after it.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// All connections, and when.
 struct Look {
@@ -118,20 +152,26 @@ fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     state: &mut State,
     interval: Duration,
+    signal: &AtomicI32,
 ) -> anyhow::Result<()> {
     let mut last = Look::now()?;
     // Something to see at once; the first rates are those since each connection began.
     state.show(Snapshot::first(&last.report));
-    loop {
-        terminal.draw(|frame| screen::draw(frame, state))?;
+    let mut is_drawn = false;
+    while signal.load(Ordering::SeqCst) == 0 {
+        if !is_drawn {
+            terminal.draw(|frame| screen::draw(frame, state))?;
+        }
         let pause = interval.saturating_sub(last.at.elapsed());
-        if event::poll(pause)? {
+        is_drawn = pause > LONGEST_PAUSE;
+        if event::poll(pause.min(LONGEST_PAUSE))? {
+            is_drawn = false;
             if let Event::Key(key) = event::read()?
                 && state.press(key)
             {
                 return Ok(());
             }
-        } else {
+        } else if !is_drawn {
             let look = Look::now()?;
             if !state.is_paused() {
                 state.show(look.since(&last));
@@ -139,4 +179,5 @@ fn watch(
             last = look;
         }
     }
+    Ok(())
 }

@@ -4,12 +4,16 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
 use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::tcgetattr;
+use nix::unistd::Pid;
 use serde_json::Value;
 use thallus_transport::arena::{Block, Chunk, Role, flag};
 
@@ -102,6 +106,30 @@ fn a_terminal_shows_the_table_until_q_and_is_left_as_it_was() {
     assert!(asked, "{seen}");
     let (entered, left) = (seen.find("\u{1b}[?1049h").unwrap(), seen.find("\u{1b}[?1049l").unwrap());
     assert!(entered < left, "{seen}");
+}
+
+#[test]
+fn a_signal_that_ends_it_leaves_the_terminal_as_it_was() {
+    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
+        let size = Winsize { ws_row: 24, ws_col: 150, ws_xpixel: 0, ws_ypixel: 0 };
+        let terminal = openpty(&size, None).unwrap();
+        let before = tcgetattr(&terminal.slave).unwrap();
+        let side = || Stdio::from(terminal.slave.try_clone().unwrap());
+        let mut command = thallus(&["--interval", "3600"]);
+        let mut child =
+            command.env("TERM", "xterm").stdin(side()).stdout(side()).stderr(side()).spawn().unwrap();
+        let mut master = File::from(terminal.master);
+        let mut seen = String::new();
+        let mut bytes = [0; 4096];
+        while !seen.contains("PER WAIT") {
+            let count = master.read(&mut bytes).unwrap();
+            seen.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+        assert_ne!(tcgetattr(&terminal.slave).unwrap(), before);
+        kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(signal as i32));
+        assert_eq!(tcgetattr(&terminal.slave).unwrap(), before, "{signal}");
+    }
 }
 
 #[test]
