@@ -52,9 +52,8 @@ pub fn write_all(fd: impl AsFd, mut bytes: &[u8]) -> Result<(), Errno> {
 fn change_mask(how: i32, mask: Mask) -> Mask {
     let mut before: Mask = 0;
     // SAFETY: both masks are of the size that is given.
-    let _ = unsafe {
-        syscall!(Sysno::rt_sigprocmask, how, &raw const mask, &raw mut before, size_of::<Mask>())
-    };
+    let _ =
+        unsafe { syscall!(Sysno::rt_sigprocmask, how, &raw const mask, &raw mut before, size_of::<Mask>()) };
     before
 }
 
@@ -73,13 +72,7 @@ fn take(mask: Mask) {
     let next = || {
         // SAFETY: the mask is of the size that is given, the time is readable, and nothing is to be said of the signal.
         unsafe {
-            syscall!(
-                Sysno::rt_sigtimedwait,
-                &raw const mask,
-                nowhere,
-                &raw const at_once,
-                size_of::<Mask>()
-            )
+            syscall!(Sysno::rt_sigtimedwait, &raw const mask, nowhere, &raw const at_once, size_of::<Mask>())
         }
     };
     // One of each kind at most.
