@@ -4,6 +4,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::{Errno, pread, retry_on_intr};
 
 use super::Block;
@@ -34,9 +35,18 @@ impl Snapshot {
         }
         let mut blocks = Vec::new();
         let [mut seen, mut again] = [(); 2].map(|()| (0..BATCH).map(|_| Block::zero()).collect::<Vec<_>>());
+        // There is nothing before it that has not been looked at.
+        let mut written = 0;
         for (word, bits) in header.words().enumerate().filter(|&(_, bits)| bits != 0) {
             let used = bits.trailing_zeros() as usize..BATCH - bits.leading_zeros() as usize;
             let offset = HEADER_BYTES + (word * BATCH + used.start) * size_of::<Block>();
+            let end = offset + used.len() * size_of::<Block>();
+            if written < end as u64 {
+                written = written.max(next_written(fd, offset)?);
+            }
+            if written >= end as u64 {
+                continue;
+            }
             for batch in [&mut seen, &mut again] {
                 read(fd, bytes_of(&mut batch[used.clone()]), offset)?;
             }
@@ -64,6 +74,14 @@ impl Snapshot {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+/// The first byte from `offset` on that may have been written to: zeros, too, take time to be copied.
+fn next_written(fd: BorrowedFd<'_>, offset: usize) -> Result<u64, Errno> {
+    match seek(fd, SeekFrom::Data(offset as u64)) {
+        Err(Errno::NXIO) => Ok(u64::MAX),
+        outcome => outcome,
     }
 }
 
@@ -143,6 +161,15 @@ mod tests {
         let before = fstat(&file).unwrap().st_blocks;
         let seen = Snapshot::of(&file).unwrap().unwrap();
         assert_eq!((seen.len(), fstat(&file).unwrap().st_blocks), (0, before));
+
+        // One that has been written to, between holes: its state is a connection's.
+        let far = 100 * BATCH + 7;
+        assert_eq!(
+            pwrite(&file, &4u32.to_ne_bytes(), (HEADER_BYTES + far * size_of::<Block>()) as u64),
+            Ok(4)
+        );
+        let seen = Snapshot::of(&file).unwrap().unwrap();
+        assert_eq!(seen.blocks().map(|(index, _)| index).collect::<Vec<_>>(), [far]);
 
         assert_eq!(pwrite(&file, &[0], 8), Ok(1));
         assert!(Snapshot::of(&file).unwrap().is_none());
