@@ -22,7 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap, munlock, munmap,
+};
 use rustix::process::{Resource, getrlimit};
 
 use crate::arena::Role;
@@ -151,6 +153,9 @@ impl Area {
     pub(crate) unsafe fn map(tables: NonNull<u8>, role: Role) -> Result<Self, Errno> {
         let mut token = [0; 8];
         rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())?;
+        // Else all of it would be given memory and locked, as the other mapping is: by an mlockall(2) that no hook has seen.
+        // SAFETY: this changes nothing that anyone can see in memory.
+        let _ = unsafe { munlock(tables.as_ptr().cast(), 2 * LOANS_BYTES) };
         // An old size of 0 leaves the old mapping where it is, and makes another of the same file (mremap(2)). So nobody
         // has to keep a descriptor.
         // SAFETY: the caller's promise; the new mapping is where the kernel likes.

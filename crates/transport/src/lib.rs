@@ -63,6 +63,8 @@ pub mod settle;
 #[cfg(not(loom))]
 mod socket;
 #[cfg(not(loom))]
+pub mod sparse;
+#[cfg(not(loom))]
 pub mod spin;
 #[cfg(not(loom))]
 pub mod stream;

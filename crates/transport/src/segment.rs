@@ -40,7 +40,7 @@ use rustix::fs::{
     memfd_create,
 };
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, ProtFlags, madvise, munmap};
 use rustix::thread::CpuSet;
 use thiserror::Error;
 
@@ -51,6 +51,7 @@ use crate::lending::{AREA_BYTES, Area, LOANS_BYTES};
 use crate::process;
 use crate::ring::{Consumer, DIRECTION_BYTES, Known, class_size};
 use crate::room::Wide;
+use crate::sparse;
 use crate::verbs::link::Link;
 
 use ends::Windows;
@@ -312,21 +313,10 @@ impl Segment {
     }
 
     fn map(fd: impl AsFd, role: Role, alone: bool) -> Result<Self, Errno> {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                SEGMENT_BYTES,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                fd,
-                0,
-            )?
-        };
+        let base = sparse::shared(fd, SEGMENT_BYTES, ProtFlags::READ | ProtFlags::WRITE)?;
         // A core dump would give every page of it memory, and write it.
         // SAFETY: this only says what a core dump leaves out.
-        let _ = unsafe { madvise(base, SEGMENT_BYTES, Advice::LinuxDontDump) };
-        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        let _ = unsafe { madvise(base.as_ptr().cast(), SEGMENT_BYTES, Advice::LinuxDontDump) };
         let area = AtomicPtr::new(std::ptr::null_mut());
         Ok(Self {
             base,

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{Resource, getrlimit};
 
 use super::{Block, Generation, Role, State};
+use crate::sparse;
 
 /// The memfd's name, by which `thallus status` finds a process's chunks in `/proc/PID/fd`.
 pub const MEMFD_NAME: &str = "thallus-arena";
@@ -112,12 +113,13 @@ impl Chunk {
     fn map(fd: Option<OwnedFd>, protection: ProtFlags) -> Result<Self, Errno> {
         let null = std::ptr::null_mut();
         let base = match &fd {
-            // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-            Some(fd) => unsafe { mmap(null, CHUNK_BYTES, protection, MapFlags::SHARED, fd, 0)? },
-            // SAFETY: as above.
-            None => unsafe { mmap_anonymous(null, CHUNK_BYTES, protection, MapFlags::SHARED)? },
+            Some(fd) => sparse::shared(fd, CHUNK_BYTES, protection)?,
+            None => {
+                // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+                let base = unsafe { mmap_anonymous(null, CHUNK_BYTES, protection, MapFlags::SHARED)? };
+                NonNull::new(base.cast()).ok_or(Errno::NOMEM)?
+            }
         };
-        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { base, fd, suspects: Mutex::default() })
     }
 

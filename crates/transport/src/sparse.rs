@@ -1,0 +1,76 @@
+//! Large mappings, of which little ever gets memory.
+//!
+//! After mlockall(2) with `MCL_FUTURE` the kernel gives a new mapping all of its memory at once, and refuses one that is larger
+//! than what may be locked (`RLIMIT_MEMLOCK`). What a mapping grows by it treats as it does the mapping (mremap(2)). So these
+//! begin with one page, which is unlocked before it grows. Nobody needs to know whether there was such a call.
+
+use std::os::fd::AsFd;
+use std::ptr::{NonNull, null_mut};
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap, munlock, munmap};
+
+const PAGE: usize = 4096;
+
+/// Maps `length` bytes of a file, from its beginning, shared. Fails as mmap(2) and mremap(2) do; by `ENOMEM` also if no more
+/// may be locked.
+pub fn shared(file: impl AsFd, length: usize, access: ProtFlags) -> Result<NonNull<u8>, Errno> {
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    let page = unsafe { mmap(null_mut(), PAGE, access, MapFlags::SHARED | MapFlags::NORESERVE, file, 0) };
+    grown(page, length)
+}
+
+/// Maps `length` bytes of zeros, private. Fails as [`shared`] does.
+pub fn private(length: usize) -> Result<NonNull<u8>, Errno> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    let page = unsafe { mmap_anonymous(null_mut(), PAGE, access, flags) };
+    grown(page, length)
+}
+
+fn grown<T>(page: Result<*mut T, Errno>, length: usize) -> Result<NonNull<u8>, Errno> {
+    let page = page.map_err(|errno| match errno {
+        // With MCL_FUTURE; the second if nothing may be locked at all.
+        Errno::AGAIN | Errno::PERM => Errno::NOMEM,
+        other => other,
+    })?;
+    let page = page.cast();
+    // SAFETY: the page just mapped, which nobody else knows.
+    let _ = unsafe { munlock(page, PAGE) };
+    // SAFETY: as above; it may go where the kernel likes.
+    let grown = unsafe { mremap(page, PAGE, length, MremapFlags::MAYMOVE) };
+    if grown.is_err() {
+        // SAFETY: as above.
+        let _ = unsafe { munmap(page, PAGE) };
+    }
+    NonNull::new(grown?.cast()).ok_or(Errno::NOMEM)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_a_mapping_can_be_written_to() {
+        const LENGTH: usize = 64 << 20;
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, LENGTH as u64).unwrap();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        for mapped in [shared(&file, LENGTH, access), private(LENGTH)] {
+            let start = mapped.unwrap();
+            for offset in [0, PAGE, LENGTH - 1] {
+                // SAFETY: inside the mapping.
+                let byte = unsafe { start.add(offset) };
+                // SAFETY: as above; nobody else has it.
+                assert_eq!(unsafe { byte.replace(7) }, 0);
+            }
+            // SAFETY: mapped above.
+            unsafe { munmap(start.as_ptr().cast(), LENGTH) }.unwrap();
+        }
+        let mut last = [0];
+        rustix::io::pread(&file, &mut last, LENGTH as u64 - 1).unwrap();
+        assert_eq!(last, [7]);
+        assert!(shared(&file, 1 << 47, access).is_err());
+    }
+}
