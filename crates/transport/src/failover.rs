@@ -341,6 +341,9 @@ impl Connection {
             if used > SIDE_BYTES - stop {
                 return false;
             }
+            if !segment.populate_side(stop..stop + used) {
+                return false;
+            }
             // SAFETY: stop < SIDE_BYTES.
             let target = unsafe { segment.side().add(stop) };
             // SAFETY: the side buffer has room for `used` bytes here.

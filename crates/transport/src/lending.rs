@@ -31,6 +31,7 @@ use crate::arena::Role;
 use crate::buffers::Buffers;
 use crate::process;
 use crate::settings::settings;
+use crate::sparse;
 
 /// Bytes that each end can lend.
 pub const AREA_BYTES: usize = 1 << 30;
@@ -146,7 +147,8 @@ impl Drop for Area {
 }
 
 impl Area {
-    /// Maps the tables at `tables` once more, with the areas behind them. Fails as mremap(2) and getrandom(2) do.
+    /// Maps the tables at `tables` once more, with the areas behind them, and gives memory to the tables. Fails as mremap(2) and
+    /// getrandom(2) do, and by `ENOMEM` without memory.
     ///
     /// # Safety
     /// `tables` is on a page of a shared mapping of a file that goes on behind the tables with both areas, and can't shrink.
@@ -160,7 +162,7 @@ impl Area {
         // has to keep a descriptor.
         // SAFETY: the caller's promise; the new mapping is where the kernel likes.
         let base = unsafe { mremap(tables.as_ptr().cast(), 0, MAPPED_BYTES, MremapFlags::MAYMOVE)? };
-        Ok(Self {
+        let area = Self {
             base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?,
             role,
             pid: process::id(),
@@ -171,7 +173,11 @@ impl Area {
             }),
             closed: AtomicBool::new(false),
             parents: OnceLock::new(),
-        })
+        };
+        // Later the lack of it would be SIGBUS.
+        // SAFETY: the tables of this mapping.
+        unsafe { sparse::populate(area.base, 2 * LOANS_BYTES)? };
+        Ok(area)
     }
 
     /// Drops `parents`, the area that this one replaces, no earlier than this one.
@@ -258,13 +264,14 @@ impl Area {
 
     /// Gives memory to what has just been taken, or unmakes that. Not under the lock: it takes a while.
     fn populate(&self, offset: u64, length: u64) -> Result<(), Errno> {
-        let populated = self.advise(offset, length, Advice::LinuxPopulateWrite);
+        // SAFETY: inside the area.
+        let populated = unsafe { sparse::populate(self.at(self.ours(), offset), length as usize) };
         if populated.is_err() {
             // A part may have pages.
             let _ = self.advise(offset, length, Advice::LinuxRemove);
             self.pool().taken.remove(&offset);
         }
-        populated.map_err(|errno| if errno == Errno::FAULT { Errno::NOMEM } else { errno })
+        populated
     }
 
     fn advise(&self, offset: u64, length: u64, advice: Advice) -> Result<(), Errno> {

@@ -662,6 +662,16 @@ impl Segment {
         self.side_of(self.role as usize)
     }
 
+    /// Gives memory to a range of it that is about to be written to. False if there is none.
+    pub(crate) fn populate_side(&self, range: Range<usize>) -> bool {
+        // SAFETY: the caller's range is inside the side buffer.
+        let start = unsafe { self.side().add(range.start) };
+        // SAFETY: as above.
+        let populated = unsafe { sparse::populate(start, range.len()) };
+        // Between hosts the kernel may be an old one.
+        matches!(populated, Ok(()) | Err(Errno::INVAL))
+    }
+
     fn side_of(&self, role: usize) -> NonNull<u8> {
         // SAFETY: inside the mapping; see the layout above.
         unsafe { self.base.add(DATA_OFFSET + 2 * WINDOWS + role * SIDE_BYTES) }

@@ -8,7 +8,9 @@ use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap, munlock, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap, munlock, munmap,
+};
 
 const PAGE: usize = 4096;
 
@@ -45,6 +47,19 @@ fn grown<T>(page: Result<*mut T, Errno>, length: usize) -> Result<NonNull<u8>, E
         let _ = unsafe { munmap(page, PAGE) };
     }
     NonNull::new(grown?.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Gives memory to the pages that `length` bytes from `start` lie in, whose first use would else end by `SIGBUS` if there is none.
+/// Fails by `ENOMEM` then, and else as madvise(2), `MADV_POPULATE_WRITE`: by `EINVAL` before Linux 5.14.
+///
+/// # Safety
+/// They are inside a mapping of this library's that can be written to.
+pub unsafe fn populate(start: NonNull<u8>, length: usize) -> Result<(), Errno> {
+    let before = start.addr().get() % PAGE;
+    let page = start.as_ptr().wrapping_sub(before).cast();
+    // SAFETY: the caller's promise; what is there stays.
+    let populated = unsafe { madvise(page, before + length, Advice::LinuxPopulateWrite) };
+    populated.map_err(|errno| if errno == Errno::FAULT { Errno::NOMEM } else { errno })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -20,7 +20,8 @@ pub const MEMFD_NAME: &str = "thallus-arena";
 const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSa");
 const VERSION: u32 = 2;
 const BITMAP_WORDS: usize = 128;
-pub(super) const HEADER_BYTES: usize = 4096;
+pub(super) const HEADER_BYTES: usize = PAGE;
+const PAGE: usize = 4096;
 
 /// Connections that one chunk can hold.
 pub const BLOCKS: usize = BITMAP_WORDS * 64;
@@ -65,6 +66,8 @@ pub struct Chunk {
     base: NonNull<u8>,
     /// By which `thallus status` finds it.
     fd: Option<OwnedFd>,
+    /// So many bytes have been given memory.
+    populated: AtomicUsize,
     /// Blocks that only dead processes had at the last [`Self::sweep`], with their states.
     suspects: Mutex<Vec<(usize, u32)>>,
 }
@@ -83,7 +86,7 @@ impl fmt::Debug for Chunk {
 impl Chunk {
     /// Creates an empty chunk, whose descriptor `place` moves out of the program's way. Without a free descriptor, or
     /// where files must be smaller (`RLIMIT_FSIZE`, which kills), it has none, and `thallus status` does not see it.
-    /// Fails as memfd_create(2), ftruncate(2) or mmap(2) do.
+    /// Fails as memfd_create(2), ftruncate(2) or mmap(2) do, and by `ENOMEM` without memory for some blocks.
     pub fn create(place: impl Fn(OwnedFd) -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let limit = getrlimit(Resource::Fsize).current;
@@ -102,6 +105,7 @@ impl Chunk {
             Err(errno) => return Err(errno),
         };
         let chunk = Self::map(fd, ProtFlags::READ | ProtFlags::WRITE)?;
+        chunk.populate(0)?;
         let header = chunk.header();
         header.version.store(VERSION, Ordering::Relaxed);
         header.block_bytes.store(size_of::<Block>() as u32, Ordering::Relaxed);
@@ -120,7 +124,7 @@ impl Chunk {
                 NonNull::new(base.cast()).ok_or(Errno::NOMEM)?
             }
         };
-        Ok(Self { base, fd, suspects: Mutex::default() })
+        Ok(Self { base, fd, populated: AtomicUsize::new(0), suspects: Mutex::default() })
     }
 
     /// The descriptor by which `thallus status` finds it.
@@ -141,7 +145,28 @@ impl Chunk {
         unsafe { block.cast::<Block>().as_ref() }
     }
 
-    /// Takes a free block for a connection that `pid` has just opened as `fd`. `None` if the chunk is full.
+    /// Gives memory to the block of this `index` and those before it: used without, it would end the process by `SIGBUS`.
+    fn populate(&self, index: usize) -> Result<(), Errno> {
+        let end = HEADER_BYTES + (index + 1) * size_of::<Block>();
+        let start = self.populated.load(Ordering::Relaxed);
+        if end <= start {
+            return Ok(());
+        }
+        let end = end.next_multiple_of(PAGE);
+        // SAFETY: inside the mapping.
+        let place = unsafe { self.base.add(start) };
+        // SAFETY: as above.
+        match unsafe { sparse::populate(place, end - start) } {
+            // An old kernel, on which nothing leaves TCP, but is counted.
+            Ok(()) | Err(Errno::INVAL) => {
+                self.populated.fetch_max(end, Ordering::Relaxed);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Takes a free block for a connection that `pid` has just opened as `fd`. `None` if the chunk is full, or without memory.
     pub fn allocate(&self, role: Role, pid: u32, fd: u32, opened_ns: u64) -> Option<&'static Block> {
         for (word_index, word) in self.header().bitmap.iter().enumerate() {
             let mut bits = word.load(Ordering::Relaxed);
@@ -150,7 +175,12 @@ impl Chunk {
                 match word.compare_exchange_weak(bits, bits | 1 << bit, Ordering::Acquire, Ordering::Relaxed)
                 {
                     Ok(_) => {
-                        let block = self.block(word_index * 64 + bit as usize);
+                        let index = word_index * 64 + bit as usize;
+                        if self.populate(index).is_err() {
+                            self.give_back(index);
+                            return None;
+                        }
+                        let block = self.block(index);
                         block.reset(role, pid, fd, opened_ns);
                         return Some(block);
                     }
