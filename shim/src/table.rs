@@ -6,6 +6,7 @@
 //! looks at the entry again, and goes away if it has changed.
 
 mod blocks;
+mod cells;
 mod fork;
 mod internal;
 mod listener;
@@ -25,6 +26,7 @@ use thallus_transport::unix::Name;
 use thallus_transport::{process, tcp, unix};
 
 pub(crate) use self::blocks::prepare;
+use self::cells::{LIMIT, cell, cell_to_fill, near};
 pub(crate) use self::fork::{Quiet, grow_all_up, quiesce};
 pub(crate) use self::internal::{
     forget_placed, highest_of_program, internal_fds, is_internal, most_descriptors, place,
@@ -39,10 +41,6 @@ use self::young::{Refusal, Visit};
 use crate::ops::epoll::Set;
 use crate::{config, errno, ops, stats};
 
-/// Descriptors from here on are never ours; Linux allows so many by default (`fs.nr_open`).
-const LIMIT: usize = 1 << 20;
-
-static TABLE: [AtomicUsize; LIMIT] = [const { AtomicUsize::new(0) }; LIMIT];
 /// One more than the highest descriptor that ever had an entry.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
@@ -62,10 +60,6 @@ enum Entry {
     Connection(&'static Slot),
     Listener(&'static Listener),
     Epoll(&'static Set),
-}
-
-fn cell(fd: i32) -> Option<&'static AtomicUsize> {
-    usize::try_from(fd).ok().and_then(|index| TABLE.get(index))
 }
 
 fn decode(word: usize) -> Option<Entry> {
@@ -274,10 +268,18 @@ fn grow_up(fd: i32, young: Young) {
 
 /// Whether `fd` is a TCP connection of ours.
 pub(crate) fn is_connection(fd: i32) -> bool {
-    cell(fd).is_some_and(|cell| {
-        let word = cell.load(Ordering::Relaxed);
-        word != 0 && (word & TAG == 0 || Young::of(word).is_some())
-    })
+    cell(fd).is_some_and(is_of_connection)
+}
+
+/// As [`is_connection`], but high descriptors may all be: who only asks this needs no frame.
+#[inline]
+pub(crate) fn may_be_connection(fd: i32) -> bool {
+    near(fd).is_none_or(is_of_connection)
+}
+
+fn is_of_connection(cell: &AtomicUsize) -> bool {
+    let word = cell.load(Ordering::Relaxed);
+    word != 0 && (word & TAG == 0 || Young::of(word).is_some())
 }
 
 /// Whether `fd` is a descriptor of the connection in `slot`.
@@ -319,7 +321,7 @@ pub(crate) fn is_unknown(fd: i32) -> bool {
 
 /// As [`add_socket`], of a socket that the program has from elsewhere, and so unless something is known of it.
 pub(crate) fn discover_socket(fd: i32) {
-    if let Some(cell) = cell(fd) {
+    if let Some(cell) = cell_to_fill(fd) {
         HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
         let _ = cell.compare_exchange(0, SOCKET, Ordering::SeqCst, Ordering::SeqCst);
     }
@@ -383,7 +385,10 @@ pub(crate) fn add_epoll_set(fd: i32, opaque: bool) -> Option<&'static Set> {
 }
 
 fn put(fd: i32, word: usize) -> bool {
-    let Some(cell) = cell(fd).filter(|_| !is_borrowed()) else { return false };
+    if is_borrowed() {
+        return false;
+    }
+    let Some(cell) = cell_to_fill(fd) else { return false };
     if HIGHEST.load(Ordering::Relaxed) <= fd as usize {
         HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
     }
@@ -578,21 +583,20 @@ pub(crate) fn descriptor_of_set(set: &'static Set) -> Option<i32> {
 
 /// Every descriptor that has an entry now.
 pub(crate) fn descriptors() -> impl Iterator<Item = i32> {
-    (0..HIGHEST.load(Ordering::SeqCst))
-        .filter(|&fd| TABLE[fd].load(Ordering::Relaxed) != 0)
-        .map(|fd| fd as i32)
+    (0..HIGHEST.load(Ordering::SeqCst) as i32)
+        .filter(|&fd| cell(fd).is_some_and(|cell| cell.load(Ordering::Relaxed) != 0))
 }
 
 /// A connection with a server there was made on `fd`, by connect or accept; or is being made, if it is not yet `connected`.
 pub(crate) fn track(fd: i32, role: Role, service: Service, connected: bool) {
     ops::process::watch_forks();
-    let Some(cell) = cell(fd) else { return };
+    if is_borrowed() {
+        return;
+    }
+    let Some(cell) = cell_to_fill(fd) else { return };
     if cell.load(Ordering::SeqCst) != WATCHED_SOCKET {
         // What the number was before goes first: it has the same counters.
         add_other(fd);
-    }
-    if is_borrowed() {
-        return;
     }
     let word = Young::new(fd, role, service, connected).word();
     HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);

@@ -151,9 +151,14 @@ impl Side {
 
     /// Connects to `destination`.
     pub fn connect_to(&self, destination: SocketAddr) -> Fd {
-        let fd = calls::stream_socket(self.family, 0).expect("socket");
+        let fd = self.socket();
         calls::connect(fd, destination).expect("connect");
         fd
+    }
+
+    /// A socket that can connect to the other side.
+    pub fn socket(&self) -> Fd {
+        calls::stream_socket(self.family, 0).expect("socket")
     }
 
     /// One connection to the other side's `connection`, warmed up. The listener stays open, as it does in

@@ -22,7 +22,7 @@ use crate::{errno, real, table};
 /// # Safety
 /// The list's buffers are the program's.
 unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
-    if !stream::is_connection(fd) {
+    if !stream::may_be_connection(fd) {
         return kernel();
     }
     // SAFETY: the caller's promise.
@@ -48,7 +48,7 @@ unsafe fn receive_ours(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnO
 /// # Safety
 /// The list's buffers are the program's.
 unsafe fn transmit(fd: c_int, list: &[iovec], flags: c_int, kernel: impl FnOnce() -> ssize_t) -> ssize_t {
-    if !stream::is_connection(fd) {
+    if !stream::may_be_connection(fd) {
         return kernel();
     }
     // SAFETY: the caller's promise.
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, count: size_t) -> 
     // SAFETY: the program's own buffer.
     unsafe {
         // Of nothing: unlike recv(2) it looks at nothing (`sock_read_iter` of net/socket.c).
-        if count == 0 || !stream::is_connection(fd) {
+        if count == 0 || !stream::may_be_connection(fd) {
             return real::read(fd, buffer, count);
         }
         read_ours(fd, buffer, count)
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, count: size_
 pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
     unsafe {
-        if !stream::is_connection(fd) {
+        if !stream::may_be_connection(fd) {
             return real::recv(fd, buffer, count, flags);
         }
         recv_ours(fd, buffer, count, flags)
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn readv(fd: c_int, buffers: *const iovec, count: c_int) -
 /// As for recvmsg(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    if message.is_null() || !stream::is_connection(fd) {
+    if message.is_null() || !stream::may_be_connection(fd) {
         // SAFETY: the program's own message, or the kernel refuses it.
         return unsafe { real::recvmsg(fd, message, flags) };
     }
@@ -369,7 +369,7 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if !stream::is_connection(fd) {
+    if !stream::may_be_connection(fd) {
         // SAFETY: the program's own arguments.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     }
@@ -410,7 +410,7 @@ pub unsafe extern "C" fn recvmmsg(
 /// As for sendmmsg(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if !stream::is_connection(fd) {
+    if !stream::may_be_connection(fd) {
         // SAFETY: the program's own messages.
         let passes =
             |index| unsafe { stream::settle_passed_fds((&raw const (*messages.add(index)).msg_hdr).cast()) };
@@ -476,7 +476,7 @@ fn for_each_message(
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
     unsafe {
-        if !stream::is_connection(fd) {
+        if !stream::may_be_connection(fd) {
             return real::write(fd, buffer, count);
         }
         write_ours(fd, buffer, count)
@@ -519,7 +519,7 @@ pub unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) 
 pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, count: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the program's own buffer.
     unsafe {
-        if !stream::is_connection(fd) {
+        if !stream::may_be_connection(fd) {
             return real::send(fd, buffer, count, flags);
         }
         send_ours(fd, buffer, count, flags)
@@ -549,7 +549,7 @@ pub unsafe extern "C" fn sendto(
     address: *const sockaddr,
     length: socklen_t,
 ) -> ssize_t {
-    if !address.is_null() && length > 0 && stream::is_connection(fd) && table::is_unix(fd) {
+    if !address.is_null() && length > 0 && stream::may_be_connection(fd) && table::is_unix(fd) {
         // The kernel refuses it before it looks at anything else.
         // SAFETY: the program's own arguments.
         return unsafe { real::sendto(fd, buffer, count, flags, address, length) };
@@ -570,7 +570,7 @@ pub unsafe extern "C" fn sendto(
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: null or the program's own message.
     let passes = || guard(|| i32::from(unsafe { stream::settle_passed_fds(message) })) == 1;
-    if message.is_null() || !stream::is_connection(fd) {
+    if message.is_null() || !stream::may_be_connection(fd) {
         if !passes() {
             return errno::count(Err(Errno::OPNOTSUPP));
         }

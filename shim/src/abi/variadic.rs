@@ -11,7 +11,7 @@ use libc::{c_char, c_int, c_void};
 use super::cancellable;
 use super::process::{Strings, execv, execve, execvp};
 use crate::ops::stream::{self, one};
-use crate::{errno, real};
+use crate::{errno, real, table};
 
 /// What C calls `va_list` where it is handed on: the address of the register it is kept in.
 type Arguments = *mut c_void;
@@ -127,7 +127,7 @@ takes_arguments! {
 pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, arguments: Arguments) -> c_int {
     // SAFETY: the program's own arguments, which are used once.
     unsafe {
-        if !stream::is_connection(fd) {
+        if !table::is_connection(fd) {
             return real::vdprintf(fd, format, arguments);
         }
         print(fd, |text| real::vasprintf(text, format, arguments))
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn __vdprintf_chk(
 ) -> c_int {
     // SAFETY: the program's own arguments, which are used once.
     unsafe {
-        if !stream::is_connection(fd) {
+        if !table::is_connection(fd) {
             return real::__vdprintf_chk(fd, flag, format, arguments);
         }
         print(fd, |text| real::__vasprintf_chk(text, flag, format, arguments))

@@ -465,7 +465,7 @@ pub(crate) fn settle_until(fd: i32, reason: Reason, deadline: Instant) -> bool {
     table::enter(fd).is_none_or(|call| call.connection().settle(fd, reason, deadline))
 }
 
-/// Whether `fd` is a TCP connection that we look after.
-pub(crate) fn is_connection(fd: i32) -> bool {
-    table::is_connection(fd)
+/// Whether `fd` may be a connection that we look after. What is not pays for this question alone.
+pub(crate) fn may_be_connection(fd: i32) -> bool {
+    table::may_be_connection(fd)
 }

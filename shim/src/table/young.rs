@@ -8,7 +8,7 @@
 //! A call on a young connection is a [`Visit`], counted in the word, for the same reason that a call on a slot is: nobody
 //! may take the connection out of TCP beside it. If it grows up meanwhile, its visits become the slot's.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use rustix::fd::BorrowedFd;
@@ -20,8 +20,9 @@ use thallus_transport::settings::settings;
 use thallus_transport::uninterrupted::Uninterrupted;
 use thallus_transport::unix::Name;
 
+use super::cells::{beside, cell};
 use super::slot::{Slot, USER};
-use super::{LIMIT, TABLE, TAG, YOUNG, cell, grow_up, is_slot};
+use super::{TAG, YOUNG, grow_up, is_slot};
 use crate::ops::epoll::Set;
 use crate::{errno, ops};
 
@@ -66,8 +67,9 @@ impl Young {
             Service::Port(port) => (port, 0),
             Service::Unix(name) => (name.number(), UNIX),
         };
-        BESIDE[fd as usize].bytes.store(0, Ordering::SeqCst);
-        BESIDE[fd as usize].opened_ns.store(arena::now_ns(), Ordering::Relaxed);
+        let beside = beside(fd);
+        beside.bytes.store(0, Ordering::SeqCst);
+        beside.opened_ns.store(arena::now_ns(), Ordering::Relaxed);
         static GENERATIONS: AtomicU32 = AtomicU32::new(1);
         let generation =
             GENERATIONS.fetch_add(1, Ordering::Relaxed) as usize % (1 << (usize::BITS - GENERATION));
@@ -138,7 +140,7 @@ impl Young {
 
     /// Application bytes sent and received; `fd` is its descriptor.
     pub(crate) fn bytes(self, fd: i32) -> (u64, u64) {
-        let bytes = BESIDE[fd as usize].bytes.load(Ordering::SeqCst);
+        let bytes = beside(fd).bytes.load(Ordering::SeqCst);
         (bytes & 0xffff_ffff, bytes >> 32)
     }
 
@@ -184,7 +186,7 @@ impl Young {
 
     /// The set that has it: the only one, since it grows up before a second. While two threads register it, it may be the other's.
     pub(crate) fn set(self, fd: i32) -> Option<&'static Set> {
-        let set = BESIDE[fd as usize].set.load(Ordering::Acquire);
+        let set = beside(fd).set.load(Ordering::Acquire);
         // SAFETY: null, or a set, which is never freed.
         if self.is_registered() { unsafe { set.as_ref() } } else { None }
     }
@@ -194,11 +196,11 @@ impl Young {
         let ours = std::ptr::from_ref(set).cast_mut();
         // Before the mark says that it is there. While two threads do this, it may be the wrong one: whoever does not find it there
         // looks in all sets.
-        let before = BESIDE[fd as usize].set.swap(ours, Ordering::AcqRel);
+        let kept = &beside(fd).set;
+        let before = kept.swap(ours, Ordering::AcqRel);
         let registered = self.update(fd, |word| (word & REGISTERED == 0).then_some(word | REGISTERED));
         if !registered {
-            let _ =
-                BESIDE[fd as usize].set.compare_exchange(ours, before, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = kept.compare_exchange(ours, before, Ordering::AcqRel, Ordering::Relaxed);
         }
         registered
     }
@@ -226,7 +228,7 @@ impl Young {
 
     /// When it was opened as `fd` ([`arena::now_ns`]).
     pub(super) fn opened_ns(self, fd: i32) -> u64 {
-        BESIDE[fd as usize].opened_ns.load(Ordering::Relaxed)
+        beside(fd).opened_ns.load(Ordering::Relaxed)
     }
 
     /// It has done enough to grow up: a client asks the server, once for each port, whether its connections are so short that this one had
@@ -296,25 +298,6 @@ impl Young {
     }
 }
 
-/// What else there is of a young connection, by its descriptor.
-struct Beside {
-    /// Application bytes: sent in the lower half, received in the upper.
-    bytes: AtomicU64,
-    /// When it was opened ([`arena::now_ns`]).
-    opened_ns: AtomicU64,
-    /// The epoll set that has it.
-    set: AtomicPtr<Set>,
-}
-
-/// In one place: a fork copies each page that is written to after it.
-static BESIDE: [Beside; LIMIT] = [const {
-    Beside {
-        bytes: AtomicU64::new(0),
-        opened_ns: AtomicU64::new(0),
-        set: AtomicPtr::new(std::ptr::null_mut()),
-    }
-}; LIMIT];
-
 /// So many of them in one direction make a connection grow up: what one call adds then still fits. A power of two.
 const MOST_BYTES: u64 = 1 << 30;
 /// The bits of a count that is not less.
@@ -322,7 +305,7 @@ const MUCH: u64 = u32::MAX as u64 & !(MOST_BYTES - 1);
 
 /// Moves the bytes of a connection that has grown up to its block. Under the lock of [`MOVED`].
 fn drain(fd: i32, block: &Block) {
-    let bytes = BESIDE[fd as usize].bytes.swap(0, Ordering::SeqCst);
+    let bytes = beside(fd).bytes.swap(0, Ordering::SeqCst);
     block.tcp_sent.fetch_add(bytes & 0xffff_ffff, Ordering::Relaxed);
     block.tcp_received.fetch_add(bytes >> 32, Ordering::Relaxed);
 }
@@ -365,6 +348,10 @@ impl Visit {
         }
     }
 
+    fn cell(&self) -> &'static AtomicUsize {
+        cell(self.fd).expect("it has an entry")
+    }
+
     /// The call has sent so many bytes.
     pub(crate) fn sent(&mut self, count: u64) {
         self.sent += count;
@@ -377,19 +364,19 @@ impl Visit {
 
     /// Whether the connection has carried bytes of the application's.
     pub(crate) fn has_carried(&self) -> bool {
-        BESIDE[self.fd as usize].bytes.load(Ordering::SeqCst) != 0
+        beside(self.fd).bytes.load(Ordering::SeqCst) != 0
     }
 
     /// This process waits by a hook for the connection.
     pub(crate) fn note_wait(&self) {
         let ours = |word: usize| Young::of(word).is_some_and(|young| young.generation() == self.generation);
         let awaited = |word: usize| (ours(word) && word & AWAITED == 0).then_some(word | AWAITED);
-        let _ = TABLE[self.fd as usize].fetch_update(Ordering::SeqCst, Ordering::SeqCst, awaited);
+        let _ = self.cell().fetch_update(Ordering::SeqCst, Ordering::SeqCst, awaited);
     }
 
     /// Counts the bytes, with the connection's entry at `word`, which is returned as it is then.
     fn count(&self, word: usize) -> usize {
-        let counter = &BESIDE[self.fd as usize].bytes;
+        let counter = &beside(self.fd).bytes;
         // The kernel moves less than 2 GiB in one call, and what was counted before is less than `MOST_BYTES`.
         let more = self.sent | self.received << 32;
         let much = |bytes: u64| bytes & (MUCH | MUCH << 32) != 0;
@@ -403,7 +390,7 @@ impl Visit {
         match young {
             Some(young) if much(before + more) => {
                 grow_up(self.fd, young);
-                TABLE[self.fd as usize].load(Ordering::SeqCst)
+                self.cell().load(Ordering::SeqCst)
             }
             _ => word,
         }
@@ -428,7 +415,7 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        let cell = &TABLE[self.fd as usize];
+        let cell = self.cell();
         let ours = |word: usize| Young::of(word).filter(|young| young.generation() == self.generation);
         let mut word = cell.load(Ordering::SeqCst);
         if self.sent | self.received != 0 && (ours(word).is_some() || word & TAG == 0) {

@@ -24,6 +24,8 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("lowest_free_number", lowest_free_number, sends_on_demand),
     Behaviour::connected("listing_of_open_files", listing, sends_on_demand),
     Behaviour::connected("moved_to_a_high_number", moved_high, sends_on_demand),
+    Behaviour::connected("moved_far_up", moved_far_up, sends_on_demand),
+    Behaviour::whole("connected_far_up", echoes_far_up, asks_far_up, Tally::Upgraded(1)),
     Behaviour::connected("moved_to_standard_input", moved_to_stdin, echoes_until_the_end),
     Behaviour::connected("not_replaced_by_what_fails", not_replaced, sends_on_demand),
     Behaviour::connected("close_range_spares_it", close_range_spares, sends_on_demand),
@@ -234,6 +236,44 @@ fn moved_high(side: &Side, fd: Fd) {
     assert_eq!(calls::recv(high, 10, 0), Ok(b"data".to_vec()));
     assert_eq!(calls::send(high, b"x", 0), Ok(1));
     stop(side);
+}
+
+/// Descriptors that few programs have.
+const FAR_UP: Fd = 5000;
+
+fn moved_far_up(side: &Side, fd: Fd) {
+    calls::limit_descriptors(FAR_UP as u64 + 100);
+    let high = calls::dup2(fd, FAR_UP).expect("dup2");
+    calls::close(fd).expect("close");
+    demand(side);
+    assert_eq!(calls::recv(high, 10, 0), Ok(b"data".to_vec()));
+    assert_eq!(calls::send(high, b"x", 0), Ok(1));
+    stop(side);
+}
+
+fn echoes_far_up(side: &Side) {
+    calls::limit_descriptors(FAR_UP as u64 + 100);
+    let listener = side.listen();
+    let high = calls::dup2(listener, FAR_UP).expect("dup2");
+    calls::close(listener).expect("close");
+    say!("echoed {}", echo(side.accept(high)));
+}
+
+/// From the first call on, by one that asks a pipe of that height, too.
+fn asks_far_up(side: &Side) {
+    calls::limit_descriptors(FAR_UP as u64 + 100);
+    let destination = side.destination();
+    let socket = side.socket();
+    let high = calls::dup2(socket, FAR_UP).expect("dup2");
+    calls::close(socket).expect("close");
+    let (reading, writing) = calls::pipe().expect("pipe");
+    let reading = calls::dup2(reading, FAR_UP + 1).expect("dup2");
+    calls::connect(high, destination).expect("connect");
+    request_echoes(high, 50, 3000);
+    assert_eq!(calls::write(writing, b"x"), Ok(1));
+    assert_eq!(calls::read(reading, 10), Ok(b"x".to_vec()));
+    assert_eq!(calls::close(FAR_UP + 2), Err(Errno::EBADF));
+    calls::close(high).expect("close");
 }
 
 /// As an inetd service is started: the connection becomes descriptor 0, here for a while.
