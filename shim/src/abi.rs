@@ -7,6 +7,7 @@ pub(crate) mod api;
 mod descriptor;
 #[cfg(target_arch = "x86_64")]
 mod load;
+mod memory;
 mod open;
 mod process;
 mod stream;

@@ -5,6 +5,7 @@ pub(crate) mod epoll;
 pub(crate) mod lending;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod load;
+pub(crate) mod memory;
 pub(crate) mod open;
 pub(crate) mod poll;
 pub(crate) mod process;

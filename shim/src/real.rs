@@ -180,6 +180,7 @@ originals! {
     __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
     vasprintf(text: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
     __vasprintf_chk(text: *mut *mut c_char, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int, else -1;
+    mlockall(flags: c_int) -> c_int, else -1;
     prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int, else -1;
     unshare(flags: c_int) -> c_int, else -1;
     syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long, else -1;

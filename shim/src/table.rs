@@ -26,6 +26,7 @@ use thallus_transport::unix::Name;
 use thallus_transport::{process, tcp, unix};
 
 pub(crate) use self::blocks::prepare;
+pub(crate) use self::cells::far_range;
 use self::cells::{LIMIT, cell, cell_to_fill, near};
 pub(crate) use self::fork::{Quiet, grow_all_up, quiesce};
 pub(crate) use self::internal::{
@@ -264,6 +265,11 @@ fn grow_up(fd: i32, young: Young) {
         }
         slot.leave();
     });
+}
+
+/// Whether there may be mappings of this library's that are large and hold little.
+pub(crate) fn has_mappings() -> bool {
+    blocks::exist() || far_range().is_some()
 }
 
 /// Whether `fd` is a TCP connection of ours.

@@ -9,6 +9,7 @@ mod applications {
     mod exchange;
     mod handed_on;
     mod lending;
+    mod locking;
     mod nginx;
     mod php;
     mod postgres;

@@ -3,7 +3,7 @@
 use libc::{c_char, c_int, c_long, c_void, pid_t};
 use thallus_transport::reason::Reason;
 
-use super::{descriptor, guard, open, stream, wait};
+use super::{descriptor, guard, memory, open, stream, wait};
 use crate::errno;
 use crate::ops::process;
 use crate::real::{self, Start};
@@ -327,6 +327,7 @@ pub unsafe extern "C" fn syscall(
                 real::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_unshare => unshare(fd).into(),
+            libc::SYS_mlockall => memory::mlockall(fd).into(),
             libc::SYS_exit_group => _exit(fd),
             _ => real::syscall(number, a, b, c, d, e, f),
         }

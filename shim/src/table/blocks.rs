@@ -54,6 +54,11 @@ pub(crate) fn prepare() {
     });
 }
 
+/// Whether there may be a chunk. Waits for nobody.
+pub(super) fn exist() -> bool {
+    !matches!(CHUNKS.try_lock(), Ok(chunks) if chunks.is_empty())
+}
+
 /// Gives a block back that was used for the connection of a `generation`.
 pub(super) fn free(block: &'static Block, generation: Generation) {
     if let Ok(chunks) = CHUNKS.lock() {

@@ -3,6 +3,7 @@
 //! Those of low descriptors are in this library's own data, the others in a mapping that is made once there is one: mlockall(2),
 //! which many programs call when they start, would give all of it memory, and count it against a limit.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use thallus_transport::sparse;
@@ -100,4 +101,10 @@ pub(super) fn beside(fd: i32) -> &'static Beside {
 #[inline(never)]
 fn far_beside(fd: i32) -> &'static Beside {
     &far().expect("it has an entry").beside[fd as usize - NEAR]
+}
+
+/// Where those of high descriptors are, if there are any.
+pub(crate) fn far_range() -> Option<Range<usize>> {
+    let start = FAR.load(Ordering::Acquire).addr();
+    (start != 0).then(|| start..start + size_of::<Far>())
 }

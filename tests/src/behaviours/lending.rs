@@ -61,13 +61,13 @@ enum How {
     Pull,
 }
 
-fn borrowed(fd: Fd) -> BorrowedFd<'static> {
+pub(super) fn borrowed(fd: Fd) -> BorrowedFd<'static> {
     // SAFETY: the behaviour closes it when it is done.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
 /// The library, if this connection is over shared memory.
-fn lender(fd: Fd) -> Option<&'static Thallus> {
+pub(super) fn lender(fd: Fd) -> Option<&'static Thallus> {
     let thallus = Thallus::find()?;
     let status = thallus.status(borrowed(fd)).expect("a connection has a status");
     let may_lend = std::env::var("THALLUS_LEND").as_deref() != Ok("0");

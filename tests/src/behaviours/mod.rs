@@ -25,6 +25,7 @@ mod hostile;
 mod inside_libc;
 mod killed;
 mod lending;
+mod locking;
 mod lying;
 mod options;
 mod peers;
@@ -281,6 +282,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("resets", resets::ALL),
     ("returning", returning::ALL),
     ("lending", lending::ALL),
+    ("locking", locking::ALL),
     ("unix_streams", unix_streams::ALL),
     ("unix_shutdown", unix_shutdown::ALL),
     ("unix_messages", unix_messages::ALL),
