@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use crate::arena::flag;
-use crate::buffers::may_be_of_program;
+use crate::buffers::{MOST_BYTES, may_be_of_program};
 use crate::connection::Connection;
 use crate::process;
 use crate::segment::InMemory;
@@ -89,7 +89,7 @@ impl Connection {
     ) -> Option<Result<usize, Errno>> {
         let segment = self.segment()?;
         let (back, from) = segment.ends_in_memory()?;
-        if length == 0 || !may_be_of_program(target.addr(), length) {
+        if length == 0 || length > MOST_BYTES || !may_be_of_program(target.addr(), length) {
             return None;
         }
         let block = self.block;

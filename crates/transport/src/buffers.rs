@@ -4,7 +4,9 @@
 use rustix::io::Errno;
 
 /// Most bytes in one call (read(2): `0x7ffff000`).
-const MOST_BYTES: usize = 0x7fff_f000;
+pub const MOST_BYTES: usize = 0x7fff_f000;
+/// No memory of a program's is so long that has not asked for addresses above these (x86-64 with four-level paging).
+pub const TOO_LONG: usize = 1 << 47;
 /// Nothing is mapped below, so that a null pointer with an offset is caught too.
 const LOWEST: usize = 4096;
 /// End of user addresses (x86-64 with five-level paging; above it only the kernel lives).
@@ -12,7 +14,7 @@ const HIGHEST: usize = 1 << 56;
 
 /// Whether the application's memory may have `length` bytes at the address `start`.
 #[inline]
-pub(crate) fn may_be_of_program(start: usize, length: usize) -> bool {
+pub fn may_be_of_program(start: usize, length: usize) -> bool {
     start >= LOWEST && start <= HIGHEST - length.min(HIGHEST)
 }
 
@@ -78,18 +80,34 @@ impl<'a> Buffers<'a> {
     /// Checks the list as the kernel does: `EINVAL` for too many buffers or bytes, `EFAULT` for pointers
     /// that can't be the application's.
     pub fn new(list: &'a [libc::iovec]) -> Result<Self, Errno> {
+        Self::checked(list, LOWEST)
+    }
+
+    /// As [`Self::new`], of buffers that nothing will be written to: they may be null.
+    pub fn untouched(list: &'a [libc::iovec]) -> Result<Self, Errno> {
+        Self::checked(list, 0)
+    }
+
+    fn checked(list: &'a [libc::iovec], lowest: usize) -> Result<Self, Errno> {
         if list.len() > Self::MOST {
             return Err(Errno::INVAL);
         }
-        let mut left = 0usize;
+        // A single one is cut before the kernel looks where it ends, one of several afterwards (`import_ubuf` and `__import_iovec`
+        // of lib/iov_iter.c).
+        let most = if list.len() == 1 { MOST_BYTES } else { usize::MAX };
+        let (mut left, mut is_bad) = (0usize, false);
         for buffer in list {
             if buffer.iov_len > isize::MAX as usize {
                 return Err(Errno::INVAL);
             }
-            if buffer.iov_len > 0 && !may_be_of_program(buffer.iov_base.addr(), buffer.iov_len) {
-                return Err(Errno::FAULT);
-            }
-            left = left.saturating_add(buffer.iov_len);
+            let length = buffer.iov_len.min(most);
+            let start = buffer.iov_base.addr();
+            let lowest = if length == 0 { 0 } else { lowest };
+            is_bad |= start < lowest || length >= TOO_LONG || start > HIGHEST - length;
+            left = left.saturating_add(length);
+        }
+        if is_bad {
+            return Err(Errno::FAULT);
         }
         let mut buffers =
             Self { list, within: 0, left: left.min(MOST_BYTES), control: None, has_waited: false };
@@ -252,7 +270,33 @@ mod tests {
         assert_eq!(Buffers::new(&[kernel]).unwrap_err(), Errno::FAULT);
         let huge = libc::iovec { iov_base: std::ptr::without_provenance_mut(8192), iov_len: usize::MAX };
         assert_eq!(Buffers::new(&[huge]).unwrap_err(), Errno::INVAL);
+        assert_eq!(Buffers::new(&[null, huge]).unwrap_err(), Errno::INVAL);
         let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         assert_eq!(Buffers::new(&[empty]).unwrap().left(), 0);
+        let nowhere = libc::iovec { iov_base: std::ptr::without_provenance_mut(usize::MAX), iov_len: 0 };
+        assert_eq!(Buffers::new(&[nowhere]).unwrap_err(), Errno::FAULT);
+    }
+
+    #[test]
+    fn a_single_buffer_is_cut_before_it_is_looked_at() {
+        let long =
+            libc::iovec { iov_base: std::ptr::without_provenance_mut(8192), iov_len: isize::MAX as usize };
+        let list = [long];
+        let mut buffers = Buffers::new(&list).unwrap();
+        assert_eq!((buffers.left(), buffers.piece().1), (MOST_BYTES, MOST_BYTES));
+        buffers.advance(MOST_BYTES);
+        assert_eq!((buffers.left(), buffers.piece().1), (0, 0));
+        assert_eq!(Buffers::new(&[long, long]).unwrap_err(), Errno::FAULT);
+    }
+
+    #[test]
+    fn what_stays_untouched_may_be_null() {
+        let null = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 5 };
+        let list = [null];
+        let mut buffers = Buffers::untouched(&list).unwrap();
+        buffers.advance_over(3);
+        assert_eq!(buffers.left(), 2);
+        let kernel = libc::iovec { iov_base: std::ptr::without_provenance_mut(usize::MAX - 10), iov_len: 5 };
+        assert_eq!(Buffers::untouched(&[kernel]).unwrap_err(), Errno::FAULT);
     }
 }

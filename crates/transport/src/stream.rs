@@ -151,15 +151,16 @@ impl Connection {
         let from_tcp = total;
         let consumer = segment.inlet();
         loop {
-            let count = if flags & libc::MSG_TRUNC != 0 && !peek {
-                let count = consumer.available().map_err(lie)?.min(target.left() as u64) as usize;
+            let seen = if peek { (total - from_tcp) as u64 } else { 0 };
+            let count = if flags & libc::MSG_TRUNC != 0 {
+                let unseen = consumer.available().map_err(lie)?.saturating_sub(seen);
+                let count = unseen.min(target.left() as u64) as usize;
                 target.advance_over(count);
                 count
             } else {
                 let (piece, length) = target.piece();
                 // SAFETY: the application vouches for its buffer; the window bounds are the ring's.
-                let count =
-                    unsafe { consumer.peek(if peek { (total - from_tcp) as u64 } else { 0 }, piece, length) };
+                let count = unsafe { consumer.peek(seen, piece, length) };
                 let count = count.map_err(|lie_| self.broken(lie_))?;
                 target.advance(count);
                 count

@@ -74,7 +74,7 @@ pub(crate) fn closed_unanswered(fd: i32) -> impl Fn() -> bool {
 }
 
 /// Whether the connection is no more: it was reset, or both ends have closed it.
-pub(crate) fn is_over(fd: i32) -> bool {
+pub fn is_over(fd: i32) -> bool {
     const CLOSE: u8 = 7;
     state(fd) == Some(CLOSE)
 }
