@@ -143,7 +143,9 @@ pub unsafe extern "C" fn getsockopt(
 ) -> c_int {
     // SAFETY: the program's own arguments.
     guard(|| unsafe {
-        descriptor::option(fd, level, name, value, || real::getsockopt(fd, level, name, value, length))
+        descriptor::option(fd, level, name, value, length, || {
+            real::getsockopt(fd, level, name, value, length)
+        })
     })
 }
 

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use libc::{c_int, c_void};
+use libc::{c_int, c_void, socklen_t};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use thallus_transport::arena::flag;
+use thallus_transport::buffers::may_be_of_program;
 use thallus_transport::reason::Reason;
 use thallus_transport::segment::Segment;
 use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
@@ -402,31 +403,62 @@ pub(crate) unsafe fn option(
     level: i32,
     name: i32,
     value: *mut c_void,
+    length: *mut socklen_t,
     call: impl FnOnce() -> i32,
 ) -> i32 {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+        // SAFETY: the caller's promise.
+        return unsafe { option_of_error(fd, value, length, call) };
+    }
     let result = call();
     if result == 0
         && let Some((view, _call)) = tcp_view(fd, level, name)
     {
-        let seen = view.load(Ordering::Relaxed) as c_int;
-        // SAFETY: the kernel has just written an int there.
-        unsafe { value.cast::<c_int>().write_unaligned(seen) };
-    }
-    if result != 0 || (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) {
-        return result;
-    }
-    if let Some(entered) = table::enter_adult(fd)
-        && entered.connection().is_active()
-    {
-        let error = value.cast::<c_int>();
-        // SAFETY: the kernel has just written an int there.
-        let kernel = unsafe { error.read_unaligned() };
-        let kernel = (kernel != 0).then(|| Errno::from_raw_os_error(kernel));
-        let ours = entered.connection().take_error(fd, kernel);
-        // SAFETY: as above.
-        unsafe { error.write_unaligned(ours.map_or(0, Errno::raw_os_error)) };
+        // SAFETY: the kernel has just written it.
+        let room = unsafe { length.read() };
+        // SAFETY: the kernel has just written so many bytes there.
+        unsafe { put_int(value, room, view.load(Ordering::Relaxed) as c_int) };
     }
     result
+}
+
+/// getsockopt(2) of `SO_ERROR`. Asking the kernel clears what it has, of which the program may have room for a part, or for nothing.
+///
+/// # Safety
+/// As for [`option`].
+unsafe fn option_of_error(
+    fd: i32,
+    value: *mut c_void,
+    length: *mut socklen_t,
+    call: impl FnOnce() -> i32,
+) -> i32 {
+    let is_active = || table::enter_adult(fd).is_some_and(|entered| entered.connection().is_active());
+    if !may_be_of_program(length.addr(), size_of::<socklen_t>()) || !is_active() {
+        return call();
+    }
+    // SAFETY: the caller's promise.
+    let room = unsafe { length.read() };
+    let length_of_int = size_of::<c_int>() as socklen_t;
+    let count = room.min(length_of_int);
+    if room.cast_signed() < 0 || count > 0 && !may_be_of_program(value.addr(), count as usize) {
+        return call();
+    }
+    let error = take_error(fd).map_or(0, Errno::raw_os_error);
+    // SAFETY: the caller's promise; no more than there is room for.
+    unsafe { put_int(value, count, error) };
+    // SAFETY: the caller's promise.
+    unsafe { length.write(count) };
+    0
+}
+
+/// Writes the first bytes of `number`, as many as there is room for, as the kernel does.
+///
+/// # Safety
+/// `target` is writable for `room` bytes.
+unsafe fn put_int(target: *mut c_void, room: socklen_t, number: c_int) {
+    let count = size_of::<c_int>().min(room as usize);
+    // SAFETY: the caller's promise.
+    unsafe { target.cast::<u8>().copy_from_nonoverlapping((&raw const number).cast(), count) };
 }
 
 /// The error waiting at a connection, which this clears.
