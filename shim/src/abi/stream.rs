@@ -8,13 +8,13 @@ use libc::{
 };
 use rustix::io::Errno;
 use syscalls::Sysno;
-use thallus_transport::buffers::ControlData;
+use thallus_transport::buffers::{ControlData, MOST_BYTES, TOO_LONG, may_be_of_program};
 use thallus_transport::reason::Reason;
 use thallus_transport::unix;
 
 use super::{cancellable, guard};
 use crate::ops::descriptor;
-use crate::ops::stream::{self, list, message_list, one};
+use crate::ops::stream::{self, COMPATIBLE, list, message_list, one};
 use crate::{errno, real, table};
 
 /// Receives into `list`; what is no connection of ours is `kernel`'s alone.
@@ -108,6 +108,10 @@ unsafe fn read_ours(fd: c_int, buffer: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the program's own buffer.
     unsafe {
         briefly(fd, || stream::receive_briefly(fd, buffer.cast(), count, 0)).unwrap_or_else(|| {
+            if count >= TOO_LONG {
+                // Unlike recv(2) it looks at all of the buffer (`vfs_read` of fs/read_write.c).
+                return errno::count(Err(Errno::FAULT));
+            }
             receive_ours(fd, &one(buffer.cast(), count), 0, || real::read(fd, buffer, count))
         })
     }
@@ -144,7 +148,8 @@ unsafe fn recv_ours(fd: c_int, buffer: *mut c_void, count: size_t, flags: c_int)
     // SAFETY: the program's own buffer.
     unsafe {
         briefly(fd, || stream::receive_briefly(fd, buffer.cast(), count, flags)).unwrap_or_else(|| {
-            receive_ours(fd, &one(buffer.cast(), count), flags, || real::recv(fd, buffer, count, flags))
+            let list = one(buffer.cast(), count.min(MOST_BYTES));
+            receive_ours(fd, &list, flags, || real::recv(fd, buffer, count, flags))
         })
     }
 }
@@ -182,16 +187,30 @@ pub unsafe extern "C" fn recvfrom(
     let mut ours = true;
     // SAFETY: the program's own buffer.
     let result = unsafe {
-        receive(fd, &one(buffer.cast(), count), flags, || {
+        receive(fd, &one(buffer.cast(), count.min(MOST_BYTES)), flags, || {
             ours = false;
             real::recvfrom(fd, buffer, count, flags, address, length)
         })
     };
-    if ours && result >= 0 && !address.is_null() && !length.is_null() {
+    if ours && result >= 0 && !address.is_null() {
+        // Looked at when the bytes have been taken (`move_addr_to_user` of net/socket.c).
+        if !may_be_of_program(length.addr(), size_of::<socklen_t>()) {
+            return errno::count(Err(Errno::FAULT));
+        }
         // SAFETY: the program's own.
-        unsafe { *length = put_name(fd, address, *length, result, count) };
+        let room = unsafe { length.read() };
+        if is_negative(room) {
+            return errno::count(Err(Errno::INVAL));
+        }
+        // SAFETY: the program's own.
+        unsafe { length.write(put_name(fd, address, room, result, count)) };
     }
     result
+}
+
+/// Whether the kernel, to which it is an int, refuses this length.
+fn is_negative(length: socklen_t) -> bool {
+    length.cast_signed() < 0
 }
 
 /// Says who has sent what was received just now, `received` of so many bytes `asked` for. TCP names no source (tcp_recvmsg leaves the
@@ -293,7 +312,10 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssiz
     let asked;
     // SAFETY: the program's own message.
     let result = unsafe {
-        let Some(entries) = message_list(message) else { return real::recvmsg(fd, message, flags) };
+        let is_refused = flags & COMPATIBLE != 0 || has_bad_name(&*message, false);
+        let Some(entries) = message_list(message).filter(|_| !is_refused) else {
+            return real::recvmsg(fd, message, flags);
+        };
         asked = stream::length(entries);
         stream::receive_with(fd, entries, flags, Some(&mut control), || {
             ours = false;
@@ -451,6 +473,9 @@ fn for_each_message(
     count: c_uint,
     mut each: impl FnMut(*mut msghdr, c_int) -> Option<ssize_t>,
 ) -> c_int {
+    if count > 0 && !may_be_of_program(messages.addr(), size_of::<mmsghdr>()) {
+        return errno::int(Err(Errno::FAULT));
+    }
     let mut done = 0;
     for index in 0..count.min(MOST_MESSAGES) as usize {
         // SAFETY: index < count, the program's own array.
@@ -488,6 +513,10 @@ unsafe fn write_ours(fd: c_int, buffer: *const c_void, count: size_t) -> ssize_t
     // SAFETY: the program's own buffer.
     unsafe {
         briefly(fd, || stream::transmit_briefly(fd, buffer.cast(), count, 0)).unwrap_or_else(|| {
+            if count >= TOO_LONG {
+                // As for `read`.
+                return errno::count(Err(Errno::FAULT));
+            }
             transmit_ours(fd, &one(buffer.cast(), count), 0, || real::write(fd, buffer, count))
         })
     }
@@ -531,9 +560,26 @@ unsafe fn send_ours(fd: c_int, buffer: *const c_void, count: size_t, flags: c_in
     // SAFETY: the program's own buffer.
     unsafe {
         briefly(fd, || stream::transmit_briefly(fd, buffer.cast(), count, flags)).unwrap_or_else(|| {
-            transmit_ours(fd, &one(buffer.cast(), count), flags, || real::send(fd, buffer, count, flags))
+            let list = one(buffer.cast(), count.min(MOST_BYTES));
+            transmit_ours(fd, &list, flags, || real::send(fd, buffer, count, flags))
         })
     }
+}
+
+/// Room for any address of a socket.
+const LONGEST_NAME: usize = size_of::<libc::sockaddr_storage>();
+
+/// Whether the kernel refuses what is to be an address of `length` bytes, before it looks at the socket (`move_addr_to_kernel` of
+/// net/socket.c).
+fn is_bad_name(name: *const c_void, length: socklen_t) -> bool {
+    length as usize > LONGEST_NAME || length > 0 && !may_be_of_program(name.addr(), length as usize)
+}
+
+/// The same of that in `message`, a longer one of which is cut (`__copy_msghdr`). One that is only room for an address is not `read`.
+fn has_bad_name(message: &msghdr, read: bool) -> bool {
+    let (name, length) = (message.msg_name, message.msg_namelen);
+    !name.is_null()
+        && (is_negative(length) || read && is_bad_name(name, length.min(LONGEST_NAME as socklen_t)))
 }
 
 /// sendto(2). On a connected TCP socket the address is ignored, as the kernel does; on `AF_UNIX` it is an error.
@@ -549,14 +595,15 @@ pub unsafe extern "C" fn sendto(
     address: *const sockaddr,
     length: socklen_t,
 ) -> ssize_t {
-    if !address.is_null() && length > 0 && stream::may_be_connection(fd) && table::is_unix(fd) {
+    let is_refused = |fd| is_bad_name(address.cast(), length) || table::is_unix(fd);
+    if !address.is_null() && length > 0 && stream::may_be_connection(fd) && is_refused(fd) {
         // The kernel refuses it before it looks at anything else.
         // SAFETY: the program's own arguments.
         return unsafe { real::sendto(fd, buffer, count, flags, address, length) };
     }
     // SAFETY: the program's own buffer.
     unsafe {
-        transmit(fd, &one(buffer.cast(), count), flags, || {
+        transmit(fd, &one(buffer.cast(), count.min(MOST_BYTES)), flags, || {
             real::sendto(fd, buffer, count, flags, address, length)
         })
     }
@@ -596,6 +643,12 @@ fn has_control(message: &msghdr) -> bool {
     !message.msg_control.is_null() && message.msg_controllen > 0
 }
 
+/// Whether the kernel refuses what is to go beside the bytes before it looks at it (`____sys_sendmsg` of net/socket.c).
+fn has_bad_control(message: &msghdr) -> bool {
+    let length = message.msg_controllen;
+    length > 0 && (length > c_int::MAX as usize || !may_be_of_program(message.msg_control.addr(), length))
+}
+
 /// sendmsg(2) on a connection of ours: TCP carries no descriptors, `AF_UNIX` does.
 ///
 /// # Safety
@@ -605,11 +658,18 @@ unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> ssize
     unsafe {
         let Some(entries) = message_list(message) else { return real::sendmsg(fd, message, flags) };
         let header = &*message;
+        if flags & COMPATIBLE != 0 || has_bad_name(header, true) || has_bad_control(header) {
+            return real::sendmsg(fd, message, flags);
+        }
         if !header.msg_name.is_null() && header.msg_namelen > 0 && table::is_unix(fd) {
             // As in `sendto`.
             return real::sendmsg(fd, message, flags);
         }
-        if has_control(header) && table::is_unix(fd) {
+        if has_control(header) && !table::is_unix(fd) {
+            if let Err(errno) = stream::check_control(fd, header) {
+                return errno::count(Err(errno));
+            }
+        } else if has_control(header) {
             if !stream::settle_passed_fds(message) {
                 return errno::count(Err(Errno::OPNOTSUPP));
             }
@@ -619,6 +679,19 @@ unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> ssize
         stream::transmit(fd, entries, flags, || real::sendmsg(fd, message, flags))
     }
 }
+
+/// The flags of preadv2(2) that mean something for a socket, or nothing.
+const KNOWN: c_int = libc::RWF_HIPRI
+    | libc::RWF_DSYNC
+    | libc::RWF_SYNC
+    | libc::RWF_NOWAIT
+    | libc::RWF_APPEND
+    | NOAPPEND
+    | NOSIGNAL;
+
+/// `RWF_NOAPPEND` and `RWF_NOSIGNAL` of linux/fs.h, since Linux 6.9 and 6.18.
+const NOAPPEND: c_int = 0x20;
+const NOSIGNAL: c_int = 0x100;
 
 macro_rules! positioned {
     ($($name:ident, $direction:ident, $offset:ty, $doc:literal;)*) => {$(
@@ -642,8 +715,16 @@ macro_rules! positioned {
                 let Some(entries) = list(buffers, count) else {
                     return real::$name(fd, buffers, count, offset, flags);
                 };
+                if entries.iter().all(|entry| entry.iov_len == 0) {
+                    // As `readv` and `writev` of no bytes: it looks at nothing, not even at the flags.
+                    return real::$name(fd, buffers, count, offset, flags);
+                }
+                if flags & !KNOWN != 0 && stream::may_be_connection(fd) {
+                    return errno::count(Err(Errno::OPNOTSUPP));
+                }
                 let wait = if flags & libc::RWF_NOWAIT == 0 { 0 } else { libc::MSG_DONTWAIT };
-                $direction(fd, entries, wait, || real::$name(fd, buffers, count, offset, flags))
+                let quiet = if flags & NOSIGNAL == 0 { 0 } else { libc::MSG_NOSIGNAL };
+                $direction(fd, entries, wait | quiet, || real::$name(fd, buffers, count, offset, flags))
             }
         }
     )*};

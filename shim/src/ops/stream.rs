@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use thallus_transport::arena::flag;
-use thallus_transport::buffers::{Buffers, ControlData};
+use thallus_transport::buffers::{Buffers, ControlData, MOST_BYTES, may_be_of_program};
 use thallus_transport::connection::Connection;
 use thallus_transport::reason::Reason;
 use thallus_transport::settle::PATIENCE;
@@ -42,7 +43,7 @@ pub(crate) unsafe fn receive_with(
     kernel: impl FnOnce() -> isize,
 ) -> isize {
     let kernel = || point(kernel).unwrap_or(-1);
-    let mut flags = flags;
+    let mut flags = flags & !COMPATIBLE;
     if flags & OF_TCP != 0 && table::is_unix(fd) {
         // They mean nothing there.
         flags &= !OF_TCP;
@@ -66,7 +67,10 @@ pub(crate) unsafe fn receive_with(
         }
     };
     if call.is_active(fd) {
-        let mut target = match Buffers::new(list) {
+        // Nothing is stored then (`tcp_recvmsg_locked` of net/ipv4/tcp.c).
+        let is_untouched = flags & libc::MSG_TRUNC != 0;
+        let target = if is_untouched { Buffers::untouched(list) } else { Buffers::new(list) };
+        let mut target = match target {
             Ok(target) => target,
             Err(errno) => return errno::count(Err(errno)),
         };
@@ -91,6 +95,9 @@ pub(crate) unsafe fn receive_with(
 
 /// Flags that TCP knows, and `AF_UNIX` does not.
 const OF_TCP: i32 = libc::MSG_TRUNC | libc::MSG_ERRQUEUE;
+
+/// The kernel's own `MSG_CMSG_COMPAT`: it means nothing to send(2) and recv(2), and is refused by the calls of messages.
+pub(crate) const COMPATIBLE: i32 = i32::MIN;
 
 /// Something has come beside the bytes on `fd`: more may follow, so it stays where that can come.
 #[cold]
@@ -195,6 +202,7 @@ pub(crate) unsafe fn transmit(
     kernel: impl FnOnce() -> isize,
 ) -> isize {
     let kernel = || point(kernel).unwrap_or(-1);
+    let flags = flags & !COMPATIBLE;
     if flags & libc::MSG_OOB != 0 && !settle(fd, Reason::Oob) {
         return errno::count(Err(Errno::OPNOTSUPP));
     }
@@ -217,6 +225,10 @@ pub(crate) unsafe fn transmit(
         }
     };
     if call.is_active(fd) {
+        if flags & libc::MSG_FASTOPEN != 0 && !call.connection().is_unix() {
+            // There is a connection, says the kernel, which sends nothing then.
+            return kernel();
+        }
         let mut source = match Buffers::new(list) {
             Ok(source) => source,
             Err(errno) => return errno::count(Err(errno)),
@@ -341,7 +353,9 @@ pub(crate) unsafe fn message_list<'a>(message: *const libc::msghdr) -> Option<&'
 pub(crate) unsafe fn settle_passed_fds(message: *const libc::msghdr) -> bool {
     // SAFETY: the caller's promise.
     let Some(header) = (unsafe { message.as_ref() }) else { return true };
-    if header.msg_control.is_null() || header.msg_controllen < size_of::<libc::cmsghdr>() {
+    let (control, length) = (header.msg_control.addr(), header.msg_controllen);
+    if length < size_of::<libc::cmsghdr>() || !may_be_of_program(control, length) {
+        // There is none, or the kernel says `EFAULT`.
         return true;
     }
     let mut allowed = true;
@@ -369,6 +383,30 @@ pub(crate) unsafe fn settle_passed_fds(message: *const libc::msghdr) -> bool {
     allowed
 }
 
+/// Whether the kernel takes what is to go beside the bytes of `message`. On TCP none of it goes anywhere, but it is looked at
+/// (`sock_cmsg_send` of net/core/sock.c), and is here by a message of no bytes.
+///
+/// # Safety
+/// `message` is the application's.
+#[cold]
+pub(crate) unsafe fn check_control(fd: i32, message: &libc::msghdr) -> Result<(), Errno> {
+    if tcp::is_over(fd) || !table::enter_adult(fd).is_some_and(|call| call.connection().is_active()) {
+        return Ok(());
+    }
+    let empty = libc::msghdr {
+        msg_name: std::ptr::null_mut(),
+        msg_namelen: 0,
+        msg_iov: std::ptr::null_mut(),
+        msg_iovlen: 0,
+        ..*message
+    };
+    // SAFETY: the caller's promise.
+    match unsafe { tcp::sendmsg(fd, &raw const empty, OF_WAITING) } {
+        Err(errno @ (Errno::INVAL | Errno::FAULT | Errno::NOBUFS | Errno::PERM)) => Err(errno),
+        _ => Ok(()),
+    }
+}
+
 /// Sends a file as sendfile(2) does, or lets `kernel` do it while the connection is on TCP.
 ///
 /// # Safety
@@ -382,9 +420,26 @@ pub(crate) unsafe fn send_file(
 ) -> isize {
     let Some(call) = table::enter(out) else { return kernel() };
     if call.is_active(out) {
+        let has_place = offset.is_null() || may_be_of_program(offset.addr(), size_of::<i64>());
+        if count == 0 || count > isize::MAX as usize || !has_place {
+            // It looks at the file alone, or refuses the call.
+            return kernel();
+        }
         // SAFETY: the caller's promise.
-        let result = copy_file(&call, out, input, unsafe { offset.as_mut() }, count);
-        if result < count.cast_signed() {
+        let offset = unsafe { offset.as_mut() };
+        let start = match offset.as_deref() {
+            Some(&start) => start,
+            None => match place_of(input) {
+                Ok(start) => start,
+                Err(errno) => return errno::count(Err(errno)),
+            },
+        };
+        if start < 0 || start.checked_add(count as i64).is_none() {
+            // As above.
+            return kernel();
+        }
+        let result = copy_file(&call, out, input, (start, offset), count.min(MOST_BYTES));
+        if result < count.min(MOST_BYTES).cast_signed() {
             errno::keep(|| epoll::stalled(call.slot));
         }
         return result;
@@ -392,66 +447,68 @@ pub(crate) unsafe fn send_file(
     call.connection().by_kernel(kernel, |result| note_sent(&call, result, count))
 }
 
-/// Moves bytes from a file to an upgraded connection through a buffer.
-fn copy_file(call: &table::Call, out: i32, input: i32, offset: Option<&mut i64>, count: usize) -> isize {
+/// Where a file is read next.
+fn place_of(input: i32) -> Result<i64, Errno> {
+    // SAFETY: the application named this descriptor for the duration of its call.
+    let file = unsafe { rustix::fd::BorrowedFd::borrow_raw(input) };
+    match rustix::fs::seek(file, SeekFrom::Current(0)) {
+        Ok(place) => Ok(place.cast_signed()),
+        Err(Errno::SPIPE) => Err(Errno::INVAL),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Moves bytes from a file, from `start` on, to an upgraded connection through a buffer, and tells where that has ended. Of what can't be
+/// read at a given place, as a pipe or a socket, nothing is read: what does not fit could not be put back. The kernel refuses it, too
+/// (`splice_direct_to_actor` of fs/splice.c).
+fn copy_file(
+    call: &table::Call,
+    out: i32,
+    input: i32,
+    (start, offset): (i64, Option<&mut i64>),
+    count: usize,
+) -> isize {
+    // SAFETY: the application named this descriptor for the duration of its call.
+    let file = unsafe { rustix::fd::BorrowedFd::borrow_raw(input) };
     let mut buffer = vec![0u8; count.min(128 << 10)];
-    let mut position = offset.as_deref().copied();
     let mut total = 0;
     let failed = loop {
         let wanted = (count - total).min(buffer.len());
         if wanted == 0 {
             break None;
         }
-        let got = match read_some(input, &mut buffer[..wanted], position) {
+        let got = match rustix::io::pread(file, &mut buffer[..wanted], (start + total as i64) as u64) {
             Ok(0) => break None,
             Ok(got) => got,
+            // It has a place, and is not read from it: a folder, an eventfd.
+            Err(Errno::ISDIR) => break Some(Errno::INVAL),
+            Err(Errno::SPIPE) if offset.is_none() => break Some(Errno::INVAL),
             Err(errno) => break Some(errno),
         };
         let list = one(buffer.as_ptr(), got);
         let sent = Buffers::new(&list).and_then(|mut source| call.connection().send(out, &mut source, 0));
-        let sent = match sent {
-            Ok(sent) => sent,
+        match sent {
+            Ok(sent) => total += sent,
             Err(errno) => {
-                give_back(input, position, got);
                 if errno == Errno::PIPE && total == 0 {
                     raise_sigpipe();
                 }
                 break Some(errno);
             }
-        };
-        total += sent;
-        if let Some(position) = position.as_mut() {
-            *position += sent as i64;
         }
-        if sent < got {
-            give_back(input, position, got - sent);
+        if sent.is_ok_and(|sent| sent < got) {
             break None;
         }
     };
-    if let (Some(offset), Some(position)) = (offset, position) {
-        *offset = position;
+    let end = start + total as i64;
+    match offset {
+        Some(offset) => *offset = end,
+        None if total > 0 => drop(rustix::fs::seek(file, SeekFrom::Start(end as u64))),
+        None => {}
     }
     match failed {
         Some(errno) if total == 0 => errno::count(Err(errno)),
         _ => total as isize,
-    }
-}
-
-fn read_some(input: i32, buffer: &mut [u8], position: Option<i64>) -> Result<usize, Errno> {
-    // SAFETY: the application named this descriptor for the duration of its call.
-    let input = unsafe { rustix::fd::BorrowedFd::borrow_raw(input) };
-    match position {
-        Some(position) => rustix::io::pread(input, buffer, position as u64),
-        None => rustix::io::read(input, buffer),
-    }
-}
-
-/// Puts a file's own offset back to what was really sent.
-fn give_back(input: i32, position: Option<i64>, count: usize) {
-    if position.is_none() {
-        // SAFETY: as above.
-        let input = unsafe { rustix::fd::BorrowedFd::borrow_raw(input) };
-        let _ = rustix::fs::seek(input, rustix::fs::SeekFrom::Current(-(count as i64)));
     }
 }
 
