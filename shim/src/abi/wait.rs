@@ -220,11 +220,18 @@ unsafe fn wait_on(
     mask: *const sigset_t,
     kernel: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (Some(set_of_ours), Ok(most @ 1..), false) =
-        (table::epoll_set(set), usize::try_from(most), events.is_null())
-    else {
+    let (Some(set_of_ours), Ok(most @ 1..)) = (table::epoll_set(set), usize::try_from(most)) else {
         return kernel();
     };
+    if events.is_null() {
+        // The kernel looks at the address when it has something to report.
+        let mut event = epoll_event { events: 0, u64: 0 };
+        let ours = std::slice::from_mut(&mut event);
+        return cancellable(|| match epoll::wait(set_of_ours, set, ours, timeout, mask, kernel) {
+            Ok(1..) => errno::int(Err(Errno::FAULT)),
+            result => errno::int(result),
+        });
+    }
     // SAFETY: the caller's promise.
     let ours = unsafe { std::slice::from_raw_parts_mut(events, most) };
     cancellable(|| errno::int(epoll::wait(set_of_ours, set, ours, timeout, mask, kernel)))

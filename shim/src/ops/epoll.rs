@@ -47,6 +47,11 @@ pub(crate) use self::waiting::wait;
 use crate::table::{self, Call, Slot};
 use crate::{errno, real};
 
+/// What a registration with [`EXCLUSIVE`] may ask for (`EPOLLEXCLUSIVE_OK_BITS` of fs/eventpoll.c).
+const BESIDE_EXCLUSIVE: u32 = EXCLUSIVE
+    | (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP | libc::EPOLLET)
+        as u32;
+
 /// The program made an epoll set.
 pub(crate) fn created(epfd: i32) {
     if epfd >= 0 && crate::config::enabled() && !table::is_borrowed() {
@@ -88,7 +93,14 @@ pub(crate) unsafe fn control(epfd: i32, operation: i32, fd: i32, event: *mut epo
             kernel(event)
         };
     };
-    if operation == libc::EPOLL_CTL_ADD && wanted.is_some_and(|(events, _)| events & EXCLUSIVE != 0) {
+    if operation == libc::EPOLL_CTL_ADD
+        && let Some((events, _)) = wanted
+        && events & EXCLUSIVE != 0
+    {
+        if events & !BESIDE_EXCLUSIVE != 0 {
+            // The kernel refuses it, whatever the descriptor.
+            return kernel(event);
+        }
         call.connection().pin(fd, Reason::Exclusive);
     }
     let set = match (table::epoll_set(epfd), operation) {
