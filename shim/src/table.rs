@@ -643,7 +643,7 @@ pub(crate) fn service_of_listener(fd: i32) -> Option<Service> {
 
 fn listener(fd: i32) -> Option<Service> {
     let service = local_service(fd);
-    let listener = Box::leak(Box::new(Listener::new(service)));
+    let listener = Listener::create(service);
     listener.announce();
     put(fd, std::ptr::from_ref(listener).expose_provenance() | LISTENER);
     service

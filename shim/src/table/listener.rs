@@ -1,7 +1,7 @@
 //! Listening sockets: what clients on this host are told of them.
 
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
 use thallus_transport::experience::{self, Advice};
 use thallus_transport::rendezvous::{self, Service};
@@ -25,7 +25,13 @@ pub(super) struct Listener {
     accepted: AtomicU32,
     /// Descriptors of it.
     pub(super) fds: AtomicU32,
+    /// The one that was made before it.
+    before: AtomicPtr<Listener>,
 }
+
+/// The one that was made last. From here on a search for memory that has been lost (LeakSanitizer, valgrind) finds them all; the
+/// table of descriptors, which is no memory of malloc's, and has marks in its words, it does not know.
+static LAST: AtomicPtr<Listener> = AtomicPtr::new(std::ptr::null_mut());
 
 /// So many connections a listener takes until it tries again to announce its port, after the first: who had announced it may
 /// be gone (another process with `SO_REUSEPORT`, or the program whose listener this one has inherited).
@@ -43,15 +49,20 @@ fn replace(slot: &AtomicI32, fd: Option<OwnedFd>) {
 }
 
 impl Listener {
-    pub(super) fn new(service: Option<Service>) -> Self {
-        Self {
+    /// One that stays for good.
+    pub(super) fn create(service: Option<Service>) -> &'static Self {
+        let listener: &'static Self = Box::leak(Box::new(Self {
             service,
             hint: AtomicI32::new(-1),
             advice: [const { AtomicI32::new(-1) }; _],
             told: AtomicU8::new(0),
             accepted: AtomicU32::new(0),
             fds: AtomicU32::new(1),
-        }
+            before: AtomicPtr::new(std::ptr::null_mut()),
+        }));
+        let before = LAST.swap(std::ptr::from_ref(listener).cast_mut(), Ordering::AcqRel);
+        listener.before.store(before, Ordering::Release);
+        listener
     }
 
     /// Where it listens, if its connections are of interest.
