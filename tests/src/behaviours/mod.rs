@@ -6,6 +6,7 @@
 use crate::calls::{End, Fd};
 use crate::side::Side;
 
+mod arguments;
 mod basic;
 mod cancelling;
 mod chimes;
@@ -250,6 +251,7 @@ impl Behaviour {
 pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("basic", basic::ALL),
     ("sizes", sizes::ALL),
+    ("arguments", arguments::ALL),
     ("flags", flags::ALL),
     ("timeouts", timeouts::ALL),
     ("ending", ending::ALL),
