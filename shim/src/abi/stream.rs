@@ -719,7 +719,7 @@ macro_rules! positioned {
                     // As `readv` and `writev` of no bytes: it looks at nothing, not even at the flags.
                     return real::$name(fd, buffers, count, offset, flags);
                 }
-                if flags & !KNOWN != 0 && stream::may_be_connection(fd) {
+                if flags & !KNOWN != 0 && table::is_connection(fd) {
                     return errno::count(Err(Errno::OPNOTSUPP));
                 }
                 let wait = if flags & libc::RWF_NOWAIT == 0 { 0 } else { libc::MSG_DONTWAIT };
