@@ -223,18 +223,18 @@ unsafe fn wait_on(
     let (Some(set_of_ours), Ok(most @ 1..)) = (table::epoll_set(set), usize::try_from(most)) else {
         return kernel();
     };
-    if events.is_null() {
-        // The kernel looks at the address when it has something to report.
-        let mut event = epoll_event { events: 0, u64: 0 };
-        let ours = std::slice::from_mut(&mut event);
-        return cancellable(|| match epoll::wait(set_of_ours, set, ours, timeout, mask, kernel) {
-            Ok(1..) => errno::int(Err(Errno::FAULT)),
-            result => errno::int(result),
-        });
-    }
-    // SAFETY: the caller's promise.
-    let ours = unsafe { std::slice::from_raw_parts_mut(events, most) };
-    cancellable(|| errno::int(epoll::wait(set_of_ours, set, ours, timeout, mask, kernel)))
+    // The kernel looks at the address when it has something to report.
+    let mut unheard = epoll_event { events: 0, u64: 0 };
+    let (place, most) = if events.is_null() { (&raw mut unheard, 1) } else { (events, most) };
+    // SAFETY: the caller's promise, or one of our own.
+    let ours = unsafe { std::slice::from_raw_parts_mut(place, most) };
+    cancellable(|| {
+        let result = epoll::wait(set_of_ours, set, ours, timeout, mask, kernel);
+        errno::int(
+            result
+                .and_then(|ready| if ready > 0 && events.is_null() { Err(Errno::FAULT) } else { Ok(ready) }),
+        )
+    })
 }
 
 /// `epoll_wait(2)`.
