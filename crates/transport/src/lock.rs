@@ -2,7 +2,8 @@
 //!
 //! The word is a priority-inheritance futex: 0 when free, else the owner's thread id. Uncontended use is
 //! one compare-exchange each way. A waiter sleeps in `FUTEX_LOCK_PI`, and the kernel hands it the lock when the
-//! owner unlocks *or dies*, so no time-out and no repair is needed (futex(2), "Priority-inheritance futexes").
+//! owner unlocks *or dies*, so no time-out and no repair is needed (futex(2), "Priority-inheritance futexes"). An owner that died before
+//! anyone waited is still named by the word: whoever comes next is told so (`ESRCH`), and puts itself in its place.
 //! Whoever holds it copies first and publishes with one store. Only the kernel's buffers change before that can be told:
 //! [`Guard::was_left`] says when to ask it ([`crate::survivor`]).
 //!
@@ -75,6 +76,7 @@ impl Lock {
             }
         }
         loop {
+            let owner = self.0.load(Ordering::Relaxed) & libc::FUTEX_TID_MASK;
             // SAFETY: FUTEX_LOCK_PI touches only the word, which lives as long as `self`.
             let result = unsafe { syscall!(Sysno::futex, self.0.as_ptr(), libc::FUTEX_LOCK_PI, 0, 0, 0, 0) };
             match result.map_err(|errno| Errno::from_raw_os_error(errno.into_raw())) {
@@ -83,10 +85,9 @@ impl Lock {
                     let left = self.0.load(Ordering::Relaxed) & libc::FUTEX_OWNER_DIED != 0;
                     return Ok(Guard { lock: self, thread, left });
                 }
-                // ESRCH: the owner is gone and left no waiter to inherit; the word still names it.
-                Err(Errno::SRCH) => {
-                    let word = self.0.load(Ordering::Relaxed);
-                    if self.0.compare_exchange(word, thread, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                // The owner is gone and left no waiter to inherit. EPERM: its id is a kernel thread's by now.
+                Err(errno) if errno == Errno::SRCH || errno == Errno::PERM && is_gone(owner) => {
+                    if self.take_from(owner, thread) {
                         return Ok(Guard { lock: self, thread, left: true });
                     }
                 }
@@ -95,6 +96,29 @@ impl Lock {
             }
         }
     }
+
+    /// Takes it from `owner`, who is dead. False if it is somebody else's by now: another thread may have been told the same, and been
+    /// faster. The kernel may have marked the word as waited for; but nobody waits behind an owner that is dead.
+    fn take_from(&self, owner: u32, thread: u32) -> bool {
+        let word = self.0.load(Ordering::Relaxed);
+        // Asked after the word was read: else the dead one's id might be a new owner's by then.
+        word & libc::FUTEX_TID_MASK == owner
+            && is_gone(owner)
+            && self.0.compare_exchange(word, thread, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// Whether no thread that could own a lock has the id `owner`, as the kernel itself sees it: a zombie owns none, nor does a kernel thread,
+/// for which it says `EPERM`.
+fn is_gone(owner: u32) -> bool {
+    let word = AtomicU32::new(owner);
+    let operation = libc::FUTEX_TRYLOCK_PI | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: FUTEX_TRYLOCK_PI touches only the word, and does not wait.
+    let result = unsafe { syscall!(Sysno::futex, word.as_ptr(), operation, 0, 0, 0, 0) };
+    matches!(
+        result.map_err(|errno| Errno::from_raw_os_error(errno.into_raw())),
+        Err(Errno::SRCH | Errno::PERM)
+    )
 }
 
 impl Drop for Guard<'_> {
@@ -110,7 +134,9 @@ impl Drop for Guard<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
     use std::sync::atomic::AtomicU64;
+    use std::time::Duration;
 
     fn thread() -> u32 {
         rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
@@ -150,6 +176,47 @@ mod tests {
         });
         assert!(lock.lock(thread()).unwrap().was_left());
         assert!(!lock.lock(thread()).unwrap().was_left());
+    }
+
+    #[test]
+    fn has_one_owner_when_many_take_it_from_one_that_died() {
+        const SURVIVORS: usize = 3;
+        for _ in 0..2_000 {
+            let lock: &Lock = Box::leak(Box::new(Lock::new()));
+            std::thread::spawn(|| std::mem::forget(lock.lock(thread()).unwrap())).join().unwrap();
+            let inside: &AtomicU32 = Box::leak(Box::new(AtomicU32::new(0)));
+            let start: &Barrier = Box::leak(Box::new(Barrier::new(SURVIVORS)));
+            let (done, is_done) = std::sync::mpsc::channel();
+            for _ in 0..SURVIVORS {
+                let done = done.clone();
+                std::thread::spawn(move || {
+                    start.wait();
+                    let guard = lock.lock(thread()).unwrap();
+                    let alone = inside.fetch_add(1, Ordering::SeqCst) == 0;
+                    for _ in 0..3_000 {
+                        std::hint::spin_loop();
+                    }
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    done.send((alone, guard.was_left())).unwrap();
+                });
+            }
+            let wait = || is_done.recv_timeout(Duration::from_secs(10)).expect("a survivor sleeps on");
+            let ended: Vec<_> = (0..SURVIVORS).map(|_| wait()).collect();
+            assert!(ended.iter().all(|(alone, _)| *alone), "two owners at once");
+            assert_eq!(ended.iter().filter(|(_, left)| *left).count(), 1);
+        }
+    }
+
+    #[test]
+    fn is_not_taken_from_an_owner_that_lives() {
+        let lock = Lock::new();
+        let _guard = lock.lock(thread()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(!is_gone(lock.0.load(Ordering::Relaxed)));
+                assert!(!lock.take_from(lock.0.load(Ordering::Relaxed), thread()));
+            });
+        });
     }
 
     #[test]
