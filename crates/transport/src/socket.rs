@@ -37,7 +37,7 @@ const MOST_YIELDS: u32 = 1000;
 
 impl Connection {
     /// Wakes the peer's sleepers by a frame on the TCP connection. If the kernel has no room for it, the peer has
-    /// unread TCP bytes, and looks at the ring once it has taken them.
+    /// unread bytes of the application's there, and looks at the ring once it has taken them: of bells there are never so many.
     pub(crate) fn ring(&self, fd: i32, segment: &Segment) {
         if self.block.send_switched.load(Ordering::Acquire) == 0 {
             // Called by a reader: frames may follow only after the count of what precedes them.
@@ -176,6 +176,20 @@ impl Connection {
                 self.note_error(fd, errno);
                 0
             }
+        }
+    }
+
+    /// Reads up to `most` bells, and leaves one of those that are there: of the last that was counted nobody knows whether it comes.
+    #[cold]
+    fn thin_out_bells(&self, fd: i32, most: u64) {
+        if self.is_closed() {
+            return;
+        }
+        let fd = self.reach(fd);
+        // SAFETY: the connection's descriptor, which is open.
+        let there = tcp::unread(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }).unwrap_or(0);
+        if there > 1 {
+            self.take_bells_by(fd, most.min(there - 1));
         }
     }
 
@@ -336,6 +350,13 @@ impl Side for Socket<'_> {
 
     fn take_bells(&self, most: u64) {
         self.connection.take_bells(self.fd, most);
+    }
+
+    fn thin_out_bells(&self, most: u64) {
+        // Each time costs two system calls.
+        if most > most_bells(self.segment) {
+            self.connection.thin_out_bells(self.fd, most);
+        }
     }
 
     fn put_bell(&self) -> bool {

@@ -6,8 +6,9 @@
 //!
 //! Two rules keep every wake-up:
 //! - *Arm, then look, then sleep.* Whoever publishes does so before it looks for sleepers ([`crate::control`]).
-//! - *Renew, then look, then take bells,* and only bells that were counted before. A bell that announced what is
-//!   still there stays, because a sleeper whom it is to wake may not have run yet.
+//! - *Renew, then look, then take bells,* and only bells that were counted before. While what they announced is still there one of
+//!   them stays, because a sleeper whom it is to wake may not have run yet. One does for all: who waits until something is unread finds
+//!   it, and who waits for an arrival has had that. More would fill the socket, if the sleeper never runs again.
 
 use rustix::io::Errno;
 
@@ -55,6 +56,8 @@ pub(crate) trait Side {
     /// Reads up to `most` bells from the TCP stream, without waiting, and counts them as drained. Under the
     /// receive lock.
     fn take_bells(&self, most: u64);
+    /// As [`Self::take_bells`], but leaves one of those that are there, and may leave a few.
+    fn thin_out_bells(&self, most: u64);
     /// Puts one bell into the TCP stream, without waiting. False if it could not.
     fn put_bell(&self) -> bool;
     /// Wakes those of the peer's sleepers who listen, beside TCP. False if it could not.
@@ -126,6 +129,7 @@ fn drain_counted(side: &impl Side, counted: u64) -> bool {
         side.sync();
     }
     if (someone_waits_for_data && incoming.has_news()) || (someone_waits_for_space && side.has_space()) {
+        side.thin_out_bells(counted);
         return false;
     }
     side.take_bells(counted);
@@ -222,11 +226,15 @@ impl Announced {
             if !is_settled(side) {
                 return Ok(None);
             }
+            let count = self.counted.wrapping_sub(drained());
+            let takes = self.spent && count.cast_signed() > 0;
             if incoming.has_news() || outgoing.space_armed.0.has_sleepers() && side.has_space() {
+                if takes {
+                    side.thin_out_bells(count);
+                }
                 return Ok(None);
             }
-            let count = self.counted.wrapping_sub(drained());
-            if self.spent && count.cast_signed() > 0 {
+            if takes {
                 side.take_bells(count);
             }
         }
@@ -475,6 +483,7 @@ mod tests {
             false
         }
         fn take_bells(&self, _: u64) {}
+        fn thin_out_bells(&self, _: u64) {}
         fn put_bell(&self) -> bool {
             false
         }

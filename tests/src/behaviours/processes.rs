@@ -1,6 +1,7 @@
 //! Processes that share a connection, inherit it, or hand it on.
 
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
 
 use thallus_transport::arena::{State, View};
 
@@ -11,11 +12,14 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, Child, End, Errno, Fd, Leave, Program, fork, quietly};
 use crate::say;
 use crate::side::{
-    Pattern, Side, await_readable, receive_exactly, receive_pattern, send_pattern, while_blocked,
+    Pattern, Side, await_process_asleep, await_readable, await_stopped, receive_exactly, receive_pattern,
+    send_pattern, while_blocked,
 };
 
 /// What a fork before the upgrade may end in.
 const SHARED: &[&str] = &["shared-before-upgrade"];
+/// The same, where a child is killed in a call before the upgrade.
+const UNCOUNTED: &[&str] = &["shared-before-upgrade", "unseen-bytes"];
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("child_serves", child_serves, asks, Tally::Upgraded(1)),
@@ -38,6 +42,12 @@ pub(super) const ALL: &[Behaviour] = &[
     .alone(SHARED),
     Behaviour::connected("child_exits_with_its_copy", child_exits, echoes).alone(SHARED),
     Behaviour::connected("child_is_killed_with_its_copy", child_killed, echoes).alone(SHARED),
+    Behaviour::connected("beside_a_writer_that_is_killed", beside_a_killed_writer, answers_slowly)
+        .alone(UNCOUNTED)
+        .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::connected("beside_a_writer_that_is_stopped", beside_a_stopped_writer, answers_slowly)
+        .alone(UNCOUNTED)
+        .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::connected("end_only_after_the_child", end_after_child, notes_the_end).alone(SHARED),
     // Nobody knows that it was the last to let go, so nobody counts it.
     Behaviour::connected("eight_children_at_once", eight_children, echoes)
@@ -429,6 +439,60 @@ fn child_killed(_side: &Side, fd: Fd) {
         });
         assert_eq!(child.wait(), End::Signal(libc::SIGKILL));
         request_echoes(fd, 10, 300);
+    }
+}
+
+/// More than there would be room for in the kernel's buffer, if each left a bell there.
+const ANSWERS: usize = 300;
+
+fn beside_a_killed_writer(side: &Side, fd: Fd) {
+    let writer = writes_until_it_sleeps(fd);
+    calls::kill(writer.0, libc::SIGKILL).expect("kill");
+    assert_eq!(writer.wait(), End::Signal(libc::SIGKILL));
+    asks_slowly(side, fd);
+}
+
+fn beside_a_stopped_writer(side: &Side, fd: Fd) {
+    let writer = writes_until_it_sleeps(fd);
+    calls::kill(writer.0, libc::SIGSTOP).expect("kill");
+    await_stopped(writer.0);
+    asks_slowly(side, fd);
+    calls::kill(writer.0, libc::SIGKILL).expect("kill");
+    assert_eq!(writer.wait(), End::Signal(libc::SIGKILL));
+}
+
+/// A child that sends without end.
+fn writes_until_it_sleeps(fd: Fd) -> Child {
+    let data = vec![b'x'; 1 << 20];
+    let writer = fork(Leave::AtOnce, || {
+        loop {
+            quietly(|| calls::send(fd, &data, 0)).expect("send");
+        }
+    });
+    await_process_asleep(writer.0);
+    writer
+}
+
+/// Sleeps before each answer.
+fn asks_slowly(side: &Side, fd: Fd) {
+    side.sync("it does not run");
+    send_all(fd, b"q");
+    side.sync("all of it has been read");
+    for round in 0..ANSWERS {
+        send_all(fd, b"q");
+        assert_eq!(receive_exactly(fd, 1), b"r", "answer {round}");
+    }
+    say!("answered");
+}
+
+fn answers_slowly(side: &Side, fd: Fd) {
+    side.sync("it does not run");
+    quietly(|| while calls::recv(fd, 65536, 0).expect("recv").last() == Some(&b'x') {});
+    side.sync("all of it has been read");
+    for round in 0..ANSWERS {
+        assert_eq!(receive_exactly(fd, 1), b"q", "question {round}");
+        std::thread::sleep(Duration::from_millis(1));
+        send_all(fd, b"r");
     }
 }
 
