@@ -38,9 +38,12 @@ impl Connection {
     /// Shuts down receiving, where the kernel must not be told because bells come that way (`AF_UNIX`): a mark for the peer.
     pub fn shut_receiving(&self, fd: i32) {
         let Some(segment) = self.segment() else { return };
+        // While it is held nobody goes back to the kernel's socket, where a bell must not follow the application's bytes. A signal handler
+        // that has interrupted its own thread's write does without.
+        let _guard = self.lock_sending(fd);
         self.note_repeat(segment, end::REFUSES);
         let sleeps = segment.finish(end::REFUSES);
-        if segment.incoming().claim_space_bell() || sleeps {
+        if (segment.incoming().claim_space_bell() || sleeps) && self.send_switched(fd, segment) {
             self.ring(fd, segment);
         }
     }
