@@ -61,7 +61,7 @@ static MOUTHS: Mutex<Mouths> = Mutex::new(Vec::new());
 type Mouths = Vec<(u64, Weak<Mouth>)>;
 
 fn own() -> Option<&'static Pair> {
-    // SAFETY: null, or leaked by `made`; freed only by `forked`, in a process without other threads.
+    // SAFETY: null, or leaked by `made`, and never freed.
     let pair = unsafe { OWN.load(Ordering::Acquire).as_ref() };
     pair.filter(|pair| pair.pid == process::id() && !pair.is_broken.load(Ordering::Relaxed))
 }
@@ -358,9 +358,12 @@ pub fn quiesce() -> Option<Quiet> {
 pub fn forked() {
     let _uninterrupted = Uninterrupted::begin();
     let parents = OWN.swap(std::ptr::null_mut(), Ordering::AcqRel);
-    if !parents.is_null() {
-        // SAFETY: leaked by `made`; the child has no other thread that could have it.
-        drop(unsafe { Box::from_raw(parents) });
+    // SAFETY: null, or leaked by `made`, and never freed: a signal handler may have forked in a call that has a [`Claim`] on it, and that
+    // ends in the child, too.
+    let Some(parents) = (unsafe { parents.as_ref() }) else { return };
+    for fd in [&parents.ear, &parents.mouth] {
+        // SAFETY: nobody reaches the pair any more but by that claim, which only gives itself back; nothing drops it.
+        drop(unsafe { std::ptr::read(fd) });
     }
 }
 

@@ -12,7 +12,8 @@
 
 use rustix::io::Errno;
 
-use crate::control::{Control, NOT_SWITCHED, Wakes, end};
+use crate::control::{Armed, Control, NOT_SWITCHED, Wakes, end};
+use crate::process;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// One side of an active connection, as its sleepers need it.
@@ -143,6 +144,7 @@ pub(crate) fn sleep_for_data(
     sleep: impl FnOnce(bool) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let armed = &side.incoming().data_armed.0;
+    let home = process::id();
     let announced = announce(side, || armed.arm(Wakes::ByTcp));
     let result = match announced {
         Err(errno) => Err(errno),
@@ -150,7 +152,7 @@ pub(crate) fn sleep_for_data(
         // Not if what is unread is the application's, nor if there is something to be done before anything can be read.
         Ok(clear) => sleep(clear || !is_settled(side) || side.incoming().has_news()),
     };
-    armed.disarm(Wakes::ByTcp);
+    withdraw(armed, home);
     announced?;
     let stays = {
         let _guard = side.lock()?;
@@ -250,12 +252,21 @@ pub(crate) fn sleep_for_space(
     sleep: impl FnOnce(bool) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let armed = &side.outgoing().space_armed.0;
+    let home = process::id();
     armed.arm(Wakes::ByTcp);
     side.sync();
     let clear = side.lock().map(|_guard| make_way(side) && drain(side) && is_settled(side));
     let result = clear.and_then(|clear| if done() { Ok(()) } else { sleep(clear) });
-    armed.disarm(Wakes::ByTcp);
+    withdraw(armed, home);
     result
+}
+
+/// Undoes [`Armed::arm`], which the process `home` has done. A child that a signal handler has made meanwhile returns from the same call, and
+/// what is announced is its parent's.
+fn withdraw(armed: &Armed, home: u32) {
+    if process::id() == home {
+        armed.disarm(Wakes::ByTcp);
+    }
 }
 
 /// Announces a sleeper in a waiting call: for data, and for space if it `writes`. Takes spent bells away, so

@@ -12,6 +12,7 @@ use thallus_transport::arena::flag;
 use thallus_transport::arming::{Arming, arm_calls};
 use thallus_transport::chime::Claim;
 use thallus_transport::control::Wakes;
+use thallus_transport::process;
 use thallus_transport::ready::bit;
 use thallus_transport::spin::{Spin, spin_for};
 use thallus_transport::uninterrupted::Descriptor;
@@ -319,6 +320,7 @@ fn sleep_with(
     claim: Option<Claim>,
     watches_news: bool,
 ) -> Result<i32, Errno> {
+    let home = process::id();
     arm(fds, polled, claim.is_some());
     let news = match take_stock(fds, polled) {
         0 if watches_news => News::of(fds, polled),
@@ -341,7 +343,10 @@ fn sleep_with(
         })
     };
     for one in polled.iter_mut() {
-        if let Some(wakes) = one.armed.take() {
+        // A child that a signal handler has made meanwhile has announced nothing.
+        if let Some(wakes) = one.armed.take()
+            && process::id() == home
+        {
             one.call.connection().disarm(asked(fds, one), wakes);
         }
         one.clear = true;

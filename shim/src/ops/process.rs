@@ -156,7 +156,7 @@ extern "C" fn in_child() {
             connection.block.born(process::id());
         });
         if let Some(epoll) = &mut quiet.epoll {
-            epoll.forked();
+            epoll.forked(quiet.alone);
         }
     }
     chime::forked();

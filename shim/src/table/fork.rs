@@ -19,6 +19,9 @@ static FORKING: Mutex<()> = Mutex::new(());
 /// What a fork must not find locked by a thread that the child does not have.
 #[derive(Debug)]
 pub(crate) struct Quiet {
+    /// The process had one thread: whatever calls are counted are its own. A signal handler that forks has interrupted them, and they
+    /// return in the child as well.
+    pub(crate) alone: bool,
     // Unlocked in this order; signals come last.
     /// The epoll sets' locks.
     pub(crate) epoll: Option<ops::epoll::Quiet>,
@@ -63,8 +66,10 @@ impl Quiet {
         if self.devices.is_none() {
             device::overtaken();
         }
-        self.visited.0.clear();
-        self.moved.clear();
+        if !self.alone {
+            self.visited.0.clear();
+            self.moved.clear();
+        }
         // Made by a thread that the fork overtook: the parent does not know that this process has it, too.
         for fd in descriptors() {
             if let Some(cell) = cell(fd).filter(|cell| Young::of(cell.load(Ordering::SeqCst)).is_some()) {
@@ -73,10 +78,21 @@ impl Quiet {
         }
         released::forget();
         for slot in self.slots[0].iter() {
-            slot.holds.fetch_and(!(FD - 1), Ordering::SeqCst);
+            if !self.alone {
+                slot.holds.fetch_and(!(FD - 1), Ordering::SeqCst);
+            }
             slot.used.store(false, Ordering::Relaxed);
         }
     }
+}
+
+/// Whether the process has certainly one thread (sys/single_threaded.h).
+fn is_alone() -> bool {
+    unsafe extern "C" {
+        static __libc_single_threaded: u8;
+    }
+    // SAFETY: libc's, which it changes when a thread begins.
+    unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
 }
 
 /// Makes every young connection grow up: only a block has holders.
@@ -96,6 +112,7 @@ pub(crate) fn quiesce() -> Option<Quiet> {
     let totals = stats::quiesce()?;
     let moved = young::quiesce()?;
     Some(Quiet {
+        alone: is_alone(),
         epoll,
         moved,
         slots: slot::quiesce()?,

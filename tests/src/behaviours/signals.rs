@@ -4,12 +4,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Behaviour;
-use super::peers::drains_on_demand;
-use crate::calls::{self, Errno, Fd, SignalSet, caught, quietly, signal_thread, thread_id};
+use super::peers::{demand, drains_on_demand, sends_on_demand, stop};
+use crate::calls::{self, Child, Errno, Fd, Leave, SignalSet, caught, quietly, signal_thread, thread_id};
 use crate::say;
-use crate::side::{Side, await_asleep, await_readable, pause, receive_exactly, while_blocked};
+use crate::side::{
+    Side, await_asleep, await_process_asleep, await_readable, pause, receive_exactly, while_blocked,
+};
 
 const SIGNAL: libc::c_int = libc::SIGUSR1;
+
+/// What a fork before the upgrade may end in.
+const SHARED: &[&str] = &["shared-before-upgrade"];
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("interrupted_receive", interrupted_receive, sends_when_told),
@@ -36,6 +41,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_handler_that_sends", a_handler_that_sends, counts_two_kinds),
     Behaviour::connected("a_handler_that_closes", a_handler_that_closes, drains_on_demand),
     Behaviour::connected("a_handler_that_receives", a_handler_that_receives, sends_many),
+    Behaviour::connected("a_handler_that_forks", a_handler_that_forks, sends_on_demand).alone(SHARED),
 ];
 
 fn sends_when_told(side: &Side, fd: Fd) {
@@ -470,4 +476,41 @@ fn sends_many(side: &Side, fd: Fd) {
     }
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
     side.sync("done");
+}
+
+/// Parent and child return from the handler, and from the call that it has interrupted. What the child does then is nothing to the parent.
+fn a_handler_that_forks(side: &Side, fd: Fd) {
+    calls::catch_and_fork(SIGNAL);
+    let set = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(set, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    let (reading, writing) = quietly(calls::pipe).expect("pipe");
+    let waits: [&dyn Fn() -> Option<Errno>; 3] = [
+        &|| calls::recv(fd, 4, libc::MSG_PEEK).err(),
+        &|| calls::poll(&[(fd, libc::POLLIN)], -1).err(),
+        &|| calls::epoll_wait(set, 4, -1).err(),
+    ];
+    for wait in waits {
+        let parent = std::process::id().cast_signed();
+        let signaller = calls::fork(Leave::AtOnce, || {
+            await_process_asleep(parent);
+            calls::kill(parent, SIGNAL).expect("kill");
+        });
+        assert_eq!(quietly(wait), Some(Errno::EINTR));
+        let child = calls::forked_by_handler();
+        if child == 0 {
+            let turn = quietly(|| calls::read(reading, 1));
+            let data = quietly(|| calls::recv(fd, 4, 0));
+            let gone_on = turn == Ok(b"t".to_vec()) && data == Ok(b"data".to_vec());
+            calls::exit_at_once(libc::c_int::from(!gone_on));
+        }
+        signaller.wait_for_success();
+        assert_eq!(while_blocked(|| quietly(wait), || quietly(|| demand(side))), None);
+        assert_eq!(quietly(|| calls::recv(fd, 10, 0)), Ok(b"data".to_vec()));
+        quietly(|| {
+            calls::write(writing, b"t").expect("write");
+            demand(side);
+        });
+        Child(child).wait_for_success();
+    }
+    stop(side);
 }

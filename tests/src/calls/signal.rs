@@ -87,6 +87,27 @@ pub fn catch_and_copy(signal: c_int, fd: Fd) {
     act(signal, handler as libc::sighandler_t, libc::SA_RESTART);
 }
 
+static FORKED: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn fork_one(signal: c_int) {
+    let before = Errno::last();
+    // SAFETY: the process has one thread, so that no lock is held by a thread that the child lacks.
+    FORKED.store(unsafe { libc::fork() }, Ordering::SeqCst);
+    count(signal);
+    restore(before);
+}
+
+/// At each such signal makes a child, which returns from the handler as the parent does. Interrupts calls.
+pub fn catch_and_fork(signal: c_int) {
+    let handler: extern "C" fn(c_int) = fork_one;
+    act(signal, handler as libc::sighandler_t, 0);
+}
+
+/// What the fork(2) in the handler of [`catch_and_fork`] has returned.
+pub fn forked_by_handler() -> libc::pid_t {
+    FORKED.load(Ordering::SeqCst)
+}
+
 /// Bytes that the handler of [`catch_and_receive`] received.
 pub fn received_by_handler() -> usize {
     HANDLER_RECEIVED.load(Ordering::SeqCst)

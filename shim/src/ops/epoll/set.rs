@@ -388,10 +388,13 @@ pub(crate) fn quiesce() -> Option<Quiet> {
 
 impl Quiet {
     /// In a forked child: no other thread sleeps, and what is armed is the parent's to disarm. Everything
-    /// is hot, so that this process's next wait arms for itself.
-    pub(crate) fn forked(&mut self) {
+    /// is hot, so that this process's next wait arms for itself. If the parent was `alone`, who sleeps is this thread, in a call that
+    /// a signal handler has interrupted.
+    pub(crate) fn forked(&mut self, alone: bool) {
         for (set, members) in self.sets.iter().zip(&mut self.members) {
-            set.sleepers.store(0, Ordering::SeqCst);
+            if !alone {
+                set.sleepers.store(0, Ordering::SeqCst);
+            }
             // It is the parent's as well, whose changes are not seen here.
             set.becomes_opaque();
             let Members { by_fd, hot, .. } = &mut **members;

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use thallus_transport::arming::{Arming, arm_registrations};
 use thallus_transport::arrival;
 use thallus_transport::control::Wakes;
+use thallus_transport::process;
 use thallus_transport::ready::bit;
 use thallus_transport::spin::{Spin, no_spin, spin_for};
 
@@ -335,6 +336,7 @@ impl Set {
         mask: *const sigset_t,
     ) -> Result<(usize, usize), Errno> {
         let ear = if self.nested.load(Ordering::SeqCst) { None } else { Ear::take(self, epfd) };
+        let home = process::id();
         let (armed, ready) = self.arm(ear.is_some());
         let ringers = armed.iter().filter(|(_, _, wakes)| *wakes == Wakes::ByChime).count();
         let ear = ear.filter(|_| ringers > 0);
@@ -355,7 +357,10 @@ impl Set {
         self.sleepers.fetch_sub(SLEEPING, Ordering::SeqCst);
         drop(woken);
         for (call, writes, wakes) in armed {
-            call.connection().disarm_cold(writes, wakes);
+            // A child that a signal handler has made meanwhile has announced nothing.
+            if process::id() == home {
+                call.connection().disarm_cold(writes, wakes);
+            }
         }
         drop(ear);
         let round = self.rounds.fetch_add(1, Ordering::Relaxed);
