@@ -124,6 +124,11 @@ pub(crate) fn point<T, F: FnOnce() -> T>(sleep: F) -> Option<T> {
 /// Elsewhere a thread is not cancelled while it sleeps here.
 #[cfg(not(all(target_env = "gnu", target_arch = "x86_64")))]
 pub(crate) fn point<T, F: FnOnce() -> T>(sleep: F) -> Option<T> {
+    Some(put_off(sleep))
+}
+
+/// Does `work`, in which the thread is not cancelled.
+pub(crate) fn put_off<T>(work: impl FnOnce() -> T) -> T {
     unsafe extern "C" {
         fn pthread_setcancelstate(state: i32, before: *mut i32) -> i32;
     }
@@ -131,10 +136,10 @@ pub(crate) fn point<T, F: FnOnce() -> T>(sleep: F) -> Option<T> {
     let mut before = 0;
     // SAFETY: one writable word.
     unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
-    let result = sleep();
+    let result = work();
     // SAFETY: as above.
     unsafe { pthread_setcancelstate(before, &raw mut before) };
-    Some(result)
+    result
 }
 
 /// The frame at which unwinding stops (Itanium C++ ABI: Exception Handling, level I).

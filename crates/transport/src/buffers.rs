@@ -26,6 +26,7 @@ pub struct Buffers<'a> {
     left: usize,
     control: Option<&'a mut ControlData>,
     has_waited: bool,
+    has_some: bool,
 }
 
 /// Where recvmsg(2) puts what comes beside the bytes, and what it has put there.
@@ -109,8 +110,14 @@ impl<'a> Buffers<'a> {
         if is_bad {
             return Err(Errno::FAULT);
         }
-        let mut buffers =
-            Self { list, within: 0, left: left.min(MOST_BYTES), control: None, has_waited: false };
+        let mut buffers = Self {
+            list,
+            within: 0,
+            left: left.min(MOST_BYTES),
+            control: None,
+            has_waited: false,
+            has_some: false,
+        };
         buffers.skip_empty();
         Ok(buffers)
     }
@@ -118,6 +125,16 @@ impl<'a> Buffers<'a> {
     /// With a place for what comes beside the bytes on `AF_UNIX`.
     pub fn with_control(self, control: &'a mut ControlData) -> Self {
         Self { control: Some(control), ..self }
+    }
+
+    /// Of a call that takes them in pieces: notes that it has moved some before, so that any signal ends it.
+    pub fn note_some(&mut self) {
+        self.has_some = true;
+    }
+
+    /// Whether [`Self::note_some`] has been called.
+    pub(crate) fn has_some(&self) -> bool {
+        self.has_some
     }
 
     /// Notes that the call has waited for room.

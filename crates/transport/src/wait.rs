@@ -206,7 +206,7 @@ impl Connection {
             }
             let waited = match at_once {
                 true => Err(Errno::AGAIN),
-                false => self.wait_writable(fd, &mut deadline, &has_slept, total > 0),
+                false => self.wait_writable(fd, &mut deadline, &has_slept, total > 0 || source.has_some()),
             };
             match waited {
                 Ok(()) if !vain.are_enough(|| self.limit_of_socket(fd, Timeout::Send)) => fd = self.reach(fd),

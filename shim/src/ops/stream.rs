@@ -12,7 +12,7 @@ use thallus_transport::reason::Reason;
 use thallus_transport::settle::PATIENCE;
 use thallus_transport::{process, tcp};
 
-use crate::cancel::point;
+use crate::cancel::{point, put_off};
 use crate::ops::epoll;
 use crate::table::Guest;
 use crate::{errno, table};
@@ -486,7 +486,13 @@ fn copy_file(
             Err(errno) => break Some(errno),
         };
         let list = one(buffer.as_ptr(), got);
-        let sent = Buffers::new(&list).and_then(|mut source| call.connection().send(out, &mut source, 0));
+        let sent = Buffers::new(&list).and_then(|mut source| {
+            if total > 0 {
+                source.note_some();
+            }
+            // libc's is no cancellation point.
+            put_off(|| call.connection().send(out, &mut source, 0))
+        });
         match sent {
             Ok(sent) => total += sent,
             Err(errno) => {

@@ -176,10 +176,21 @@ fn interrupted_send(side: &Side, fd: Fd) {
 }
 
 fn ended_send(side: &Side, fd: Fd) {
+    let huge = vec![b'x'; HUGE];
+    gives_what_it_has_sent(side, fd, || calls::send(fd, &huge, 0));
+}
+
+fn ended_sendfile(side: &Side, fd: Fd) {
+    let file = calls::file_with(&vec![b'x'; HUGE]).expect("memfd_create");
+    gives_what_it_has_sent(side, fd, || calls::sendfile(fd, file, HUGE));
+}
+
+const HUGE: usize = 64 << 20;
+
+fn gives_what_it_has_sent(side: &Side, fd: Fd, send: impl FnOnce() -> calls::Outcome<usize>) {
     calls::catch(SIGNAL, true);
-    let huge = vec![b'x'; 64 << 20];
-    let sent = interrupted(|| quietly(|| calls::send(fd, &huge, 0))).expect("a part of it");
-    assert!((1..huge.len()).contains(&sent), "{sent} bytes");
+    let sent = interrupted(|| quietly(send)).expect("a part of it");
+    assert!((1..HUGE).contains(&sent), "{sent} bytes");
     say!("caught {}", caught(SIGNAL));
     side.sync("read now");
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
