@@ -24,6 +24,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("any_signal_ends_a_waitall_that_has_some", ended_waitall, sends_half),
     Behaviour::connected("interrupted_send", interrupted_send, reads_when_told),
     Behaviour::connected("any_signal_ends_a_send_that_has_sent", ended_send, reads_when_told),
+    Behaviour::connected("any_signal_ends_a_sendfile_that_has_sent", ended_sendfile, reads_when_told),
     Behaviour::connected(
         "restarted_send_beside_a_receive_timeout",
         restarted_send_with_limit,
