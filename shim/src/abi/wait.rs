@@ -228,13 +228,8 @@ unsafe fn wait_on(
     let (place, most) = if events.is_null() { (&raw mut unheard, 1) } else { (events, most) };
     // SAFETY: the caller's promise, or one of our own.
     let ours = unsafe { std::slice::from_raw_parts_mut(place, most) };
-    cancellable(|| {
-        let result = epoll::wait(set_of_ours, set, ours, timeout, mask, kernel);
-        errno::int(
-            result
-                .and_then(|ready| if ready > 0 && events.is_null() { Err(Errno::FAULT) } else { Ok(ready) }),
-        )
-    })
+    let ready = cancellable(|| errno::int(epoll::wait(set_of_ours, set, ours, timeout, mask, kernel)));
+    if ready > 0 && events.is_null() { errno::int(Err(Errno::FAULT)) } else { ready }
 }
 
 /// `epoll_wait(2)`.
