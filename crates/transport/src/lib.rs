@@ -62,7 +62,6 @@ pub mod settings;
 pub mod settle;
 #[cfg(not(loom))]
 mod socket;
-#[cfg(not(loom))]
 pub mod sparse;
 #[cfg(not(loom))]
 pub mod spin;
