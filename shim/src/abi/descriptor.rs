@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use thallus_transport::reason::Reason;
 
 use super::guard;
-use crate::ops::{descriptor, epoll, process, stream};
+use crate::ops::{descriptor, epoll, stream};
 use crate::{errno, real, table};
 
 /// close(2).
@@ -24,8 +24,7 @@ pub extern "C" fn close(fd: c_int) -> c_int {
 /// `close_range(2)`.
 #[unsafe(no_mangle)]
 pub extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    let close = || descriptor::close_range(first, last, flags);
-    guard(|| if flags & descriptor::UNSHARE != 0 { process::part_descriptors(close) } else { close() })
+    guard(|| descriptor::close_range(first, last, flags))
 }
 
 /// closefrom(3).

@@ -26,19 +26,21 @@ pub(crate) fn may_close(fd: i32) -> bool {
     true
 }
 
-/// `CLOSE_RANGE_UNSHARE`.
-pub(crate) const UNSHARE: i32 = 2;
-
 /// `close_range(2)`, around this library's own descriptors.
 pub(crate) fn close_range(first: u32, last: u32, flags: i32) -> i32 {
-    const CLOEXEC: i32 = 4;
-    if table::is_borrowed() || flags & CLOEXEC != 0 {
-        // SAFETY: takes numbers.
-        return unsafe { real::close_range(first, last, flags) };
+    const UNSHARE: i32 = libc::CLOSE_RANGE_UNSHARE.cast_signed();
+    const CLOEXEC: i32 = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+    // SAFETY: takes numbers.
+    let kernel = || unsafe { real::close_range(first, last, flags) };
+    if table::is_borrowed() || first > last || flags & !(UNSHARE | CLOEXEC) != 0 {
+        return kernel();
     }
-    if first > last || flags & !(UNSHARE | CLOEXEC) != 0 {
-        return errno::int(Err(Errno::INVAL));
-    }
+    let close = || if flags & CLOEXEC != 0 { kernel() } else { close_others(first, last, flags) };
+    if flags & UNSHARE != 0 { process::part_descriptors(close) } else { close() }
+}
+
+/// Closes what is not this library's own.
+fn close_others(first: u32, last: u32, flags: i32) -> i32 {
     for fd in table::descriptors().collect::<Vec<_>>() {
         if (first..=last).contains(&fd.cast_unsigned()) {
             table::remove(fd);
