@@ -8,6 +8,7 @@ mod descriptor;
 #[cfg(target_arch = "x86_64")]
 mod load;
 mod memory;
+mod message;
 mod open;
 mod process;
 mod stream;

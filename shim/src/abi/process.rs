@@ -3,7 +3,7 @@
 use libc::{c_char, c_int, c_long, c_void, pid_t};
 use thallus_transport::reason::Reason;
 
-use super::{descriptor, guard, memory, open, stream, wait};
+use super::{descriptor, guard, memory, message, open, stream, wait};
 use crate::errno;
 use crate::ops::process;
 use crate::real::{self, Start};
@@ -273,10 +273,10 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_sendto => {
                 stream::sendto(fd, pointer::<c_void>(b), c, d as c_int, pointer(e), f as u32) as c_long
             }
-            libc::SYS_recvmsg => stream::recvmsg(fd, pointer(b), c as c_int) as c_long,
-            libc::SYS_sendmsg => stream::sendmsg(fd, pointer(b), c as c_int) as c_long,
-            libc::SYS_recvmmsg => stream::recvmmsg(fd, pointer(b), c as u32, d as c_int, pointer(e)).into(),
-            libc::SYS_sendmmsg => stream::sendmmsg(fd, pointer(b), c as u32, d as c_int).into(),
+            libc::SYS_recvmsg => message::recvmsg(fd, pointer(b), c as c_int) as c_long,
+            libc::SYS_sendmsg => message::sendmsg(fd, pointer(b), c as c_int) as c_long,
+            libc::SYS_recvmmsg => message::recvmmsg(fd, pointer(b), c as u32, d as c_int, pointer(e)).into(),
+            libc::SYS_sendmmsg => message::sendmmsg(fd, pointer(b), c as u32, d as c_int).into(),
             libc::SYS_sendfile => stream::sendfile(fd, b as c_int, pointer(c), d) as c_long,
             libc::SYS_splice => stream::splice(fd, pointer(b), c as c_int, pointer(d), e, f as u32) as c_long,
             libc::SYS_ioctl => descriptor::ioctl(fd, b as libc::c_ulong, c).into(),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use rustix::io::Errno;
+use thallus_transport::buffers::may_be_of_program;
 
 use super::{cancellable, guard};
 use crate::ops::select::Sets;
@@ -20,10 +21,12 @@ const FEW: nfds_t = 64;
 /// The program's array of descriptors.
 ///
 /// # Safety
-/// `fds` is null or writable for `count` entries.
+/// `fds` is writable for `count` entries, or where the program can have nothing.
 unsafe fn entries<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     // More than may be open: the kernel refuses it unseen.
-    if fds.is_null() || (count > FEW && count > table::most_descriptors()) {
+    if !may_be_of_program(fds.addr(), size_of::<pollfd>())
+        || (count > FEW && count > table::most_descriptors())
+    {
         return &mut [];
     }
     // SAFETY: the caller's promise.
@@ -225,11 +228,12 @@ unsafe fn wait_on(
     };
     // The kernel looks at the address when it has something to report.
     let mut unheard = epoll_event { events: 0, u64: 0 };
-    let (place, most) = if events.is_null() { (&raw mut unheard, 1) } else { (events, most) };
+    let is_nowhere = !may_be_of_program(events.addr(), size_of::<epoll_event>());
+    let (place, most) = if is_nowhere { (&raw mut unheard, 1) } else { (events, most) };
     // SAFETY: the caller's promise, or one of our own.
     let ours = unsafe { std::slice::from_raw_parts_mut(place, most) };
     let ready = cancellable(|| errno::int(epoll::wait(set_of_ours, set, ours, timeout, mask, kernel)));
-    if ready > 0 && events.is_null() { errno::int(Err(Errno::FAULT)) } else { ready }
+    if ready > 0 && is_nowhere { errno::int(Err(Errno::FAULT)) } else { ready }
 }
 
 /// `epoll_wait(2)`.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use libc::{fd_set, pollfd, sigset_t};
+use libc::{c_ulong, fd_set, pollfd, sigset_t};
 use rustix::io::Errno;
+use thallus_transport::buffers::may_be_of_program;
 
 use crate::ops::poll;
 use crate::{errno, table};
@@ -19,7 +20,7 @@ const WRITE_ANSWER: i16 = OUT | libc::POLLERR;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sets {
     count: usize,
-    sets: [*mut libc::c_ulong; 3],
+    sets: [*mut c_ulong; 3],
 }
 
 impl Sets {
@@ -59,8 +60,14 @@ impl Sets {
 
     /// Whether the kernel alone can't serve a wait on them.
     pub(crate) fn concern_us(&self) -> bool {
-        (0..self.count)
-            .any(|fd| table::is_awaited(fd as i32) && (self.has(0, fd) || self.has(1, fd) || self.has(2, fd)))
+        let is_here = |fd| self.has(0, fd) || self.has(1, fd) || self.has(2, fd);
+        !self.is_refused() && (0..self.count).any(|fd| table::is_awaited(fd as i32) && is_here(fd))
+    }
+
+    /// Whether one is where the program can have nothing.
+    fn is_refused(&self) -> bool {
+        let is_nowhere = |words: &*mut c_ulong| !may_be_of_program(words.addr(), size_of::<c_ulong>());
+        self.sets.iter().any(|words| !words.is_null() && is_nowhere(words))
     }
 
     fn to_list(self) -> Vec<pollfd> {

@@ -330,8 +330,9 @@ pub(crate) unsafe fn list<'a>(list: *const libc::iovec, count: i32) -> Option<&'
     if count == 0 {
         return Some(&[]);
     }
+    let is_there = may_be_of_program(list.addr(), count * size_of::<libc::iovec>());
     // SAFETY: the caller's promise.
-    (!list.is_null()).then(|| unsafe { std::slice::from_raw_parts(list, count) })
+    is_there.then(|| unsafe { std::slice::from_raw_parts(list, count) })
 }
 
 /// The buffers of the application's message, as [`list`].
@@ -349,10 +350,13 @@ pub(crate) unsafe fn message_list<'a>(message: *const libc::msghdr) -> Option<&'
 /// False if one has left TCP already: it can't be handed over any more.
 ///
 /// # Safety
-/// `message` is null or a valid message header.
+/// `message` is a valid message header, or where the program can have nothing.
 pub(crate) unsafe fn settle_passed_fds(message: *const libc::msghdr) -> bool {
+    if !may_be_of_program(message.addr(), size_of::<libc::msghdr>()) {
+        return true;
+    }
     // SAFETY: the caller's promise.
-    let Some(header) = (unsafe { message.as_ref() }) else { return true };
+    let header = unsafe { &*message };
     let (control, length) = (header.msg_control.addr(), header.msg_controllen);
     if length < size_of::<libc::cmsghdr>() || !may_be_of_program(control, length) {
         // There is none, or the kernel says `EFAULT`.

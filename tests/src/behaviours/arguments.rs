@@ -116,12 +116,25 @@ fn asks_for_parts(side: &Side, fd: Fd) {
 }
 
 fn has_messages_nowhere(side: &Side, fd: Fd) {
+    let (other, _peer) = calls::unix_pair().expect("socketpair");
     demand(side);
     await_unread(fd, 4);
     for address in NOWHERE {
         for count in [0, 1, 3] {
             let _ = calls::recvmmsg_nowhere(fd, address, count);
             let _ = calls::sendmmsg_nowhere(fd, address, count);
+            let _ = calls::sendmmsg_nowhere(other, address, count);
+            let _ = calls::poll_nowhere(address, count.into());
+            if count > 0 || address == 0 {
+                let _ = calls::vectors_nowhere(fd, address, count.cast_signed());
+            }
+        }
+        let _ = calls::recvmsg_nowhere(fd, address);
+        for fd in [fd, other] {
+            let _ = calls::sendmsg_nowhere(fd, address);
+        }
+        if address != 0 {
+            let _ = calls::select_nowhere(fd, address);
         }
     }
     assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));

@@ -159,6 +159,52 @@ pub fn sendmmsg_nowhere(fd: Fd, address: usize, count: u32) -> Outcome<usize> {
     noted_number(Errno::check(ret as isize), || format!("sendmmsg({fd}, at {}, {count})", place(address)))
 }
 
+/// recvmsg(2) with the message at `address`.
+pub fn recvmsg_nowhere(fd: Fd, address: usize) -> Outcome<usize> {
+    // SAFETY: as in `recv_at`.
+    let ret = unsafe { libc::recvmsg(fd, at(address).cast(), libc::MSG_DONTWAIT) };
+    noted_number(Errno::check(ret), || format!("recvmsg({fd}, at {})", place(address)))
+}
+
+/// sendmsg(2) with the message at `address`.
+pub fn sendmsg_nowhere(fd: Fd, address: usize) -> Outcome<usize> {
+    // SAFETY: as in `recv_at`.
+    let ret = unsafe { libc::sendmsg(fd, at(address).cast(), 0) };
+    noted_number(Errno::check(ret), || format!("sendmsg({fd}, at {})", place(address)))
+}
+
+/// readv(2) and writev(2) with `count` pieces at `address`.
+pub fn vectors_nowhere(fd: Fd, address: usize, count: c_int) -> [Outcome<usize>; 2] {
+    // SAFETY: as in `recv_at`.
+    let read = unsafe { libc::readv(fd, at(address).cast(), count) };
+    // SAFETY: as in `recv_at`.
+    let written = unsafe { libc::writev(fd, at(address).cast(), count) };
+    let noted = |name, ret| {
+        noted_number(Errno::check(ret), || format!("{name}({fd}, at {}, {count})", place(address)))
+    };
+    [noted("readv", read), noted("writev", written)]
+}
+
+/// poll(2) without waiting, of `count` descriptors at `address`.
+pub fn poll_nowhere(address: usize, count: libc::nfds_t) -> Outcome<usize> {
+    // SAFETY: as in `recv_at`.
+    let ret = unsafe { libc::poll(at(address).cast(), count, 0) };
+    noted_number(Errno::check(ret as isize), || format!("poll(at {}, {count})", place(address)))
+}
+
+/// select(2) without waiting, of descriptors up to `fd`, with two sets and one at `address`.
+pub fn select_nowhere(fd: Fd, address: usize) -> Outcome<usize> {
+    // SAFETY: plain bits, of which zeros are no descriptor.
+    let mut set: libc::fd_set = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is below FD_SETSIZE.
+    unsafe { libc::FD_SET(fd, &raw mut set) };
+    let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let null = std::ptr::null_mut();
+    // SAFETY: as in `recv_at`; the others are those of `set` and `time`.
+    let ret = unsafe { libc::select(fd + 1, &raw mut set, at(address).cast(), null, &raw mut time) };
+    noted_number(Errno::check(ret as isize), || format!("select({fd}, at {})", place(address)))
+}
+
 /// preadv2(2) of a socket.
 pub fn preadv2(fd: Fd, lens: &[usize], flags: c_int) -> Outcome<usize> {
     let mut pieces: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0; len]).collect();
