@@ -20,6 +20,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("in_send", in_send, reads_nothing),
     Behaviour::connected("that_never_sleeps", never_sleeps, sends_on),
     Behaviour::connected("while_it_may_not_be", while_disabled, echoes),
+    Behaviour::connected("not_in_sendfile", not_in_sendfile, counts),
     Behaviour::connected("elsewhere", elsewhere, echoes),
 ];
 
@@ -57,6 +58,7 @@ mod c {
         pub(super) fn pthread_cancel(thread: libc::pthread_t) -> i32;
         pub(super) fn pthread_setcancelstate(state: i32, before: *mut i32) -> i32;
         pub(super) fn pthread_testcancel();
+        pub(super) fn sendfile(out: i32, file: i32, offset: *mut i64, count: usize) -> isize;
     }
 }
 
@@ -253,12 +255,18 @@ thread!(receives_undisturbed, |work| {
 
 /// Cancellation waits until the thread allows it: the read goes on, and gets its byte.
 fn while_disabled(_side: &Side, fd: Fd) {
+    let send = || assert_eq!(quietly(|| calls::send(fd, b"x", 0)), Ok(1));
+    let (calls, cancelled) = cancel_and_go_on(fd, receives_undisturbed, send);
+    say!("read {calls}, cancelled: {cancelled}");
+}
+
+/// Cancels `start` while it sleeps, which goes on after `then`. How many calls it made, and whether it was cancelled in the end.
+fn cancel_and_go_on(fd: Fd, start: Start, then: impl FnOnce()) -> (u32, bool) {
     let work = Work { fd, thread: AtomicI32::new(0), calls: AtomicU32::new(0) };
     let mut thread = 0;
     let argument = (&raw const work).cast_mut().cast();
     // SAFETY: the work lives until the thread has been joined.
-    let created =
-        unsafe { c::pthread_create(&raw mut thread, std::ptr::null(), receives_undisturbed, argument) };
+    let created = unsafe { c::pthread_create(&raw mut thread, std::ptr::null(), start, argument) };
     assert_eq!(created, 0);
     while work.thread.load(Ordering::SeqCst) == 0 {
         pause();
@@ -266,11 +274,46 @@ fn while_disabled(_side: &Side, fd: Fd) {
     await_asleep(work.thread.load(Ordering::SeqCst));
     // SAFETY: the thread has not been joined.
     assert_eq!(unsafe { c::pthread_cancel(thread) }, 0);
-    assert_eq!(quietly(|| calls::send(fd, b"x", 0)), Ok(1));
+    then();
     let mut result = std::ptr::null_mut();
     // SAFETY: joined once.
     assert_eq!(unsafe { libc::pthread_join(thread, &raw mut result) }, 0);
-    say!("read {}, cancelled: {}", work.calls.load(Ordering::SeqCst), result.addr() == usize::MAX);
+    (work.calls.load(Ordering::SeqCst), result.addr() == usize::MAX)
+}
+
+/// What [`sends_a_file`] sends.
+static FILE: AtomicI32 = AtomicI32::new(-1);
+const FILE_BYTES: usize = 64 << 20;
+
+thread!(sends_a_file, |work| {
+    let mut left = FILE_BYTES;
+    // A signal may end it when it has sent something.
+    while left > 0 {
+        let sent = c::sendfile(work.fd, FILE.load(Ordering::SeqCst), std::ptr::null_mut(), left);
+        left -= usize::try_from(sent).unwrap_or(left);
+    }
+    work.calls.store(1, Ordering::SeqCst);
+    c::pthread_testcancel();
+});
+
+/// sendfile(2) is no cancellation point (pthreads(7)).
+fn not_in_sendfile(side: &Side, fd: Fd) {
+    FILE.store(calls::file_with(&vec![b'x'; FILE_BYTES]).expect("memfd_create"), Ordering::SeqCst);
+    let (calls, cancelled) = cancel_and_go_on(fd, sends_a_file, || side.sync("read now"));
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(side.told(), FILE_BYTES as u64, "bytes that arrived");
+    say!("came back: {calls}, cancelled: {cancelled}");
+}
+
+fn counts(side: &Side, fd: Fd) {
+    side.sync("read now");
+    let mut total = 0;
+    loop {
+        match quietly(|| calls::recv(fd, 1 << 16, 0)).expect("recv").len() {
+            0 => break side.tell(total),
+            count => total += count as u64,
+        }
+    }
 }
 
 thread!(accepts, |work| c::accept(work.fd, std::ptr::null_mut(), std::ptr::null_mut()));
