@@ -7,8 +7,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -21,7 +21,7 @@ use crate::greeting::{self, Kind, LENGTH, Nonce, Opening, Seal};
 use crate::reason::Reason;
 use crate::segment::{Greeting, Segment};
 use crate::settings::settings;
-use crate::settle::{PATIENCE, SHORT_PATIENCE, nap};
+use crate::settle::{PATIENCE, SHORT_PATIENCE, lock_until, nap};
 use crate::stream::transmit;
 use crate::uninterrupted::Uninterrupted;
 use crate::verbs::board::Memory;
@@ -234,14 +234,7 @@ impl Connection {
     /// What this side offers as a client, to be held for a moment: a fork leaves it locked in the child if another thread has it then. What
     /// is there is not for the child anyway, which so waits for it no longer than any thread must.
     fn pending(&self) -> Option<MutexGuard<'_, Option<(Link, Nonce)>>> {
-        let begun = Instant::now();
-        loop {
-            match self.pending.try_lock() {
-                Ok(pending) => return Some(pending),
-                Err(TryLockError::WouldBlock) if begun.elapsed() < SHORT_PATIENCE => nap(),
-                Err(_) => return None,
-            }
-        }
+        lock_until(&self.pending, Instant::now() + SHORT_PATIENCE)
     }
 
     /// Server: the answer to the HELLO that waits in the segment, and if it is no, why. Else the segment has a queue pair that

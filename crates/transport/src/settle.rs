@@ -12,6 +12,7 @@
 //! What has come over the fabric and has not been read comes again behind the peer's DOWN, so it is left to the kernel.
 
 use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
@@ -234,10 +235,44 @@ pub(crate) fn nap() {
     let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
 }
 
+/// Waits for a lock until `deadline`: a fork may have left it as that of a thread that there is not.
+pub(crate) fn lock_until<T>(lock: &Mutex<T>, deadline: Instant) -> Option<MutexGuard<'_, T>> {
+    loop {
+        match lock.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => nap(),
+            Err(_) => return None,
+        }
+    }
+}
+
 /// Whether the kernel can hold `bytes` that nobody reads yet.
 fn has_room(fd: i32, bytes: u64) -> bool {
     // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let buffer = sockopt::socket_recv_buffer_size(socket).unwrap_or(0) as u64;
     bytes <= buffer / BUFFER_PER_BYTE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_waited_for_but_not_for_long() {
+        let lock = Mutex::new(0);
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut number = lock.lock().unwrap();
+                begun.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+                *number = 1;
+            });
+            has_begun.recv().unwrap();
+            let guard = lock_until(&lock, Instant::now() + Duration::from_secs(10)).unwrap();
+            assert_eq!(*guard, 1);
+            assert!(lock_until(&lock, Instant::now()).is_none());
+        });
+    }
 }

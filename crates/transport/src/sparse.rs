@@ -12,7 +12,7 @@ use rustix::mm::{
     Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap, munlock, munmap,
 };
 
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// Maps `length` bytes of a file, from its beginning, shared. Fails as mmap(2) and mremap(2) do; by `ENOMEM` also if no more
 /// may be locked.

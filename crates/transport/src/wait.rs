@@ -494,14 +494,12 @@ impl Connection {
             let told_here = segment.link().is_none();
             let sleeps_by_byte = clear && told_here && deadline.is_none() && !self.block.has(flag::SHUT_RD);
             if sleeps_by_byte && !self.nonblocking.load(Ordering::Relaxed) {
-                let is_first = !has_slept.replace(true);
                 // The kernel does not restart a read that has a limit, which is not this call's.
                 if !has_some && self.limit_of_socket(fd, Timeout::Recv).is_none() {
+                    has_slept.set(true);
                     return self.sleep_for_byte_or_retry(fd);
                 }
-                if is_first && self.ask_whether_nonblocking(fd) {
-                    return Err(Errno::AGAIN);
-                }
+                may_sleep()?;
                 self.sleep_for_byte_by_poll(fd, None, has_some)
             } else {
                 may_sleep()?;

@@ -12,7 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{Resource, getrlimit};
 
 use super::{Block, Generation, Role, State};
-use crate::sparse;
+use crate::sparse::{self, PAGE};
 
 /// The memfd's name, by which `thallus status` finds a process's chunks in `/proc/PID/fd`.
 pub const MEMFD_NAME: &str = "thallus-arena";
@@ -21,7 +21,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"THALLUSa");
 const VERSION: u32 = 2;
 const BITMAP_WORDS: usize = 128;
 pub(super) const HEADER_BYTES: usize = PAGE;
-const PAGE: usize = 4096;
 
 /// Connections that one chunk can hold.
 pub const BLOCKS: usize = BITMAP_WORDS * 64;

@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -17,7 +17,7 @@ use super::queue;
 use crate::process;
 use crate::reason::Reason;
 use crate::settings::settings;
-use crate::settle::{PATIENCE, nap};
+use crate::settle::{PATIENCE, lock_until};
 
 /// An RDMA port's entry for one address, in `/sys/class/infiniband`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,17 +139,7 @@ pub struct Quiet(#[expect(dead_code, reason = "held")] MutexGuard<'static, Vec<&
 /// Before a fork, which must not overtake a thread that opens a device: waits for it, but not for long. It may itself wait for something
 /// that the forking thread has, such as the loader's lock in an initializer that forks. Only one thread at a time.
 pub fn quiesce() -> Option<Quiet> {
-    quiesce_until(&OPEN, Instant::now() + PATIENCE).map(Quiet)
-}
-
-fn quiesce_until<T>(lock: &Mutex<T>, deadline: Instant) -> Option<MutexGuard<'_, T>> {
-    loop {
-        match lock.try_lock() {
-            Ok(guard) => return Some(guard),
-            Err(TryLockError::WouldBlock) if Instant::now() < deadline => nap(),
-            Err(_) => return None,
-        }
-    }
+    lock_until(&OPEN, Instant::now() + PATIENCE).map(Quiet)
 }
 
 /// In a forked child, if [`quiesce`] had no time: no device can be opened any more.
@@ -281,7 +271,6 @@ pub(super) fn of_connection(local: SocketAddr) -> Result<(Place, &'static Device
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::time::Duration;
 
     use super::*;
 
@@ -294,24 +283,6 @@ mod tests {
             fs::create_dir_all(port.join(folder)).unwrap();
             fs::write(port.join(folder).join(index.to_string()), format!("{text}\n")).unwrap();
         }
-    }
-
-    #[test]
-    fn a_fork_waits_for_who_opens_a_device_but_not_for_long() {
-        let lock = Mutex::new(0);
-        let (begun, has_begun) = std::sync::mpsc::channel();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut opens = lock.lock().unwrap();
-                begun.send(()).unwrap();
-                std::thread::sleep(Duration::from_millis(50));
-                *opens = 1;
-            });
-            has_begun.recv().unwrap();
-            let quiet = quiesce_until(&lock, Instant::now() + Duration::from_secs(10)).unwrap();
-            assert_eq!(*quiet, 1);
-            assert!(quiesce_until(&lock, Instant::now()).is_none());
-        });
     }
 
     #[test]

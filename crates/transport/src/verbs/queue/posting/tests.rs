@@ -1,9 +1,12 @@
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicPtr, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
+use super::super::Endpoint;
 use super::*;
-use crate::verbs::ffi::fake;
+use crate::lock::Lock;
+use crate::verbs::device::Place;
+use crate::verbs::ffi::{Cq, Qp, fake};
 
 /// One that is connected, on no device.
 fn pair(
