@@ -26,6 +26,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_thread_that_closes_what_is_its_own", |_, fd| parts(fd, closes_its_own), echoes)
         .alone(&["own-descriptors"])
         .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("a_thread_that_marks_what_is_its_own", |_, fd| parts(fd, marks_its_own), echoes)
+        .alone(&["own-descriptors"])
+        .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::connected("two_blocked_readers", two_blocked_readers, sends_on_demand),
     Behaviour::connected("shutdown_ends_two_blocked_readers", shutdown_ends_both, ends_too),
     Behaviour::whole(
@@ -226,9 +229,16 @@ fn parts_and_closes(fd: Fd) {
 }
 
 fn closes_its_own(fd: Fd) {
-    const UNSHARE: i32 = 2;
     calls::close_range(fd, fd.cast_unsigned(), UNSHARE).expect("close_range");
 }
+
+fn marks_its_own(fd: Fd) {
+    calls::close_range(fd, fd.cast_unsigned(), UNSHARE | CLOEXEC).expect("close_range");
+    calls::close(fd).expect("close");
+}
+
+const UNSHARE: i32 = libc::CLOSE_RANGE_UNSHARE.cast_signed();
+const CLOEXEC: i32 = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
 
 fn sends_one_by_one(_: &Side, fd: Fd) {
     for _ in 0..ONE_BY_ONE {
