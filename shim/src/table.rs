@@ -416,6 +416,9 @@ pub(crate) fn remove(fd: i32) {
         return;
     }
     let word = cell.swap(0, Ordering::SeqCst);
+    if word & TAG != EPOLL && !is_unconnected(word) {
+        ops::process::closes();
+    }
     errno::keep(|| forget(word, fd, true));
 }
 

@@ -33,6 +33,9 @@ pub struct Connection {
     segment: AtomicPtr<Segment>,
     /// As far as this process knows; the kernel decides ([`crate::stream`]).
     pub nonblocking: AtomicBool,
+    /// Whose programs are meant to have the connection when they start: [`ANYBODY`]'s in this family, those that one process
+    /// becomes, or none (0).
+    bequeathed_by: AtomicU32,
     closed: AtomicBool,
     /// Event loops of this process watch the socket for edges only, so that bells may lie in it unread. See
     /// [`Self::watched_for_edges`].
@@ -51,6 +54,9 @@ pub struct Connection {
     pub(crate) pending: Mutex<Option<(Link, Nonce)>>,
     pub(crate) bargain: Mutex<Bargain>,
 }
+
+/// Of [`Connection::bequeathed_by`].
+const ANYBODY: u32 = u32::MAX;
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,6 +91,7 @@ impl Connection {
             generation: block.generation(),
             segment: AtomicPtr::new(std::ptr::null_mut()),
             nonblocking: AtomicBool::new(nonblocking),
+            bequeathed_by: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             edges: AtomicU32::new(0),
             blind_reads: AtomicU32::new(0),
@@ -118,6 +125,28 @@ impl Connection {
     /// Whether only edges on the socket are watched.
     pub(crate) fn is_watched_for_edges(&self) -> bool {
         self.edges.load(Ordering::Relaxed) == 1
+    }
+
+    /// The program has said that a descriptor of the connection is to stay open in the programs that it starts.
+    pub fn bequeath(&self) {
+        self.bequeathed_by.store(ANYBODY, Ordering::Relaxed);
+    }
+
+    /// The process `pid` has given the connection, which it was forked with, one more descriptor.
+    pub fn copied_by(&self, pid: u32) {
+        let _ = self
+            .bequeathed_by
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |by| (by != ANYBODY).then_some(pid));
+    }
+
+    /// Whether a program that this process starts is meant to use the connection, as far as one can tell.
+    pub fn is_bequeathed(&self) -> bool {
+        self.bequeathed_by.load(Ordering::Relaxed) == ANYBODY
+    }
+
+    /// Whether the program that the process `pid` becomes is: also of one that it has copied itself.
+    pub fn is_bequeathed_by(&self, pid: u32) -> bool {
+        matches!(self.bequeathed_by.load(Ordering::Relaxed), by if by == ANYBODY || by == pid)
     }
 
     /// This process has closed its last descriptor: calls still inside must not use the number again.

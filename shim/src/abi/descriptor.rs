@@ -69,7 +69,7 @@ pub extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: the program's own arguments.
     let call = || unsafe { real::fcntl(fd, command, argument) };
-    if descriptor::concerns(command) {
+    if descriptor::concerns(command, argument) {
         guard(|| descriptor::fcntl(fd, command, argument, call))
     } else {
         call()
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: the program's own arguments.
     let call = || unsafe { real::fcntl64(fd, command, argument) };
-    if descriptor::concerns(command) {
+    if descriptor::concerns(command, argument) {
         guard(|| descriptor::fcntl(fd, command, argument, call))
     } else {
         call()

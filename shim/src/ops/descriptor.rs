@@ -111,13 +111,18 @@ pub(crate) fn duplicated(old: i32, duplicate: impl FnOnce() -> i32) -> i32 {
     let new = duplicate();
     if let Some(held) = held {
         held.settle(new);
+        process::copied(new);
     }
     new
 }
 
-/// Whether fcntl(2) with `command` changes what this library knows.
-pub(crate) fn concerns(command: i32) -> bool {
-    matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL)
+/// Whether fcntl(2) with `command` and `argument` changes what this library knows.
+pub(crate) fn concerns(command: i32, argument: usize) -> bool {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_SETFL => true,
+        libc::F_SETFD => argument as i32 & libc::FD_CLOEXEC == 0,
+        _ => false,
+    }
 }
 
 /// fcntl(2): `call` is the original.
@@ -135,6 +140,7 @@ pub(crate) fn fcntl(fd: i32, command: i32, argument: usize, call: impl FnOnce() 
             }
             result
         }
+        libc::F_SETFD => process::bequeathed(fd, call),
         _ => call(),
     }
 }
@@ -153,6 +159,9 @@ pub(crate) unsafe fn ioctl(fd: i32, request: u64, argument: usize, call: impl Fn
     if request == libc::FIOASYNC {
         settle(fd, Reason::UnsupportedCall);
         return call();
+    }
+    if request == libc::FIONCLEX {
+        return process::bequeathed(fd, call);
     }
     let Some(entered) = table::enter_adult(fd) else { return call() };
     let connection = entered.connection();

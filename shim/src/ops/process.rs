@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use thallus_transport::arena::Block;
+use thallus_transport::connection::Connection;
 use thallus_transport::reason::Reason;
 use thallus_transport::settings::settings;
 use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
@@ -162,6 +163,7 @@ extern "C" fn in_child() {
     chime::forked();
     stats::forked();
     WRITTEN.store(false, Ordering::Relaxed);
+    IS_TIDY.store(false, Ordering::Relaxed);
 }
 
 /// fork(2) returned `result`.
@@ -205,13 +207,13 @@ pub(crate) extern "C" fn after_vfork(result: i32) -> i32 {
 const STANDARD: std::ops::RangeInclusive<i32> = 0..=libc::STDERR_FILENO;
 
 /// A program is about to be started beside this one: what it inherits, no hook may see. A connection that has left TCP comes
-/// back if it is one of the standard descriptors. Those that are inherited by chance stay.
+/// back if it is one of the standard descriptors, or meant to be inherited. Those that are inherited by chance stay.
 pub(crate) fn before_spawn() {
-    errno::keep(|| settle_inherited(|fd, _| STANDARD.contains(&fd)));
+    errno::keep(|| settle_inherited(|fd, connection| STANDARD.contains(&fd) || connection.is_bequeathed()));
 }
 
 /// Settles those connections that a program inherits that is about to start, and that it is to use, as `uses` tells.
-fn settle_inherited(uses: impl Fn(i32, &Block) -> bool) {
+fn settle_inherited(uses: impl Fn(i32, &Connection) -> bool) {
     let deadline = Instant::now() + PATIENCE;
     for fd in table::descriptors() {
         if closes_on_exec(fd) {
@@ -219,7 +221,7 @@ fn settle_inherited(uses: impl Fn(i32, &Block) -> bool) {
         }
         let Some(call) = table::enter(fd) else { continue };
         let connection = call.connection();
-        if uses(fd, connection.block) {
+        if uses(fd, connection) {
             connection.settle(fd, Reason::InheritedByExec, deadline);
         } else {
             connection.pin_inherited(fd, Reason::InheritedByExec, deadline);
@@ -227,12 +229,14 @@ fn settle_inherited(uses: impl Fn(i32, &Block) -> bool) {
     }
 }
 
-/// libc is about to start a shell beside this program, which knows of the standard descriptors alone.
+/// libc is about to start a shell beside this program, which knows of the standard descriptors, and of what it is told.
 pub(crate) fn before_shell() {
     let deadline = Instant::now() + PATIENCE;
+    let is_bequeathed =
+        |fd: i32| table::enter_adult(fd).is_some_and(|call| call.connection().is_bequeathed());
     errno::keep(|| {
-        for fd in STANDARD {
-            if !closes_on_exec(fd) {
+        for fd in table::descriptors() {
+            if (STANDARD.contains(&fd) || is_bequeathed(fd)) && !closes_on_exec(fd) {
                 stream::settle_until(fd, Reason::InheritedByExec, deadline);
             }
         }
@@ -244,13 +248,51 @@ pub(crate) fn hands_on(fd: i32) {
     errno::keep(|| stream::settle(fd, Reason::InheritedByExec));
 }
 
-/// A program is about to replace this one. A connection that nobody else has can be meant for it alone. Gives back what
-/// [`exec_failed`] takes.
+/// `fd` is to stay open when a program is started, as the original `call` tells the kernel.
+pub(crate) fn bequeathed(fd: i32, call: impl FnOnce() -> i32) -> i32 {
+    if table::is_borrowed() {
+        hands_on(fd);
+        return call();
+    }
+    let result = call();
+    if result == 0
+        && let Some(entered) = table::enter(fd)
+    {
+        entered.connection().bequeath();
+    }
+    result
+}
+
+/// This process has given something of this library's the further descriptor `fd`.
+pub(crate) fn copied(fd: i32) {
+    if let Some(entered) = table::enter_adult(fd)
+        && !entered.connection().block.held_only_by(process::id())
+    {
+        entered.connection().copied_by(process::id());
+    }
+}
+
+/// Whether this process has closed a connection or a listener. What it has open when it becomes another program, it has not
+/// just forgotten.
+static IS_TIDY: AtomicBool = AtomicBool::new(false);
+
+/// This process closes a connection or a listener.
+pub(crate) fn closes() {
+    IS_TIDY.store(true, Ordering::Relaxed);
+}
+
+/// A program is about to replace this one. A connection can be meant for it alone if nobody else has it, or if this process
+/// has closed others, which was forked with them. Gives back what [`exec_failed`] takes.
 pub(crate) fn before_exec() -> Vec<&'static Block> {
     // A vfork child's connections are its parent's.
     let is_stranger = is_stranger();
-    let is_heir = |block: &Block| !is_stranger && block.held_only_by(process::id());
-    errno::keep(|| settle_inherited(|fd, block| STANDARD.contains(&fd) || is_heir(block)));
+    let id = process::id();
+    let is_tidy = IS_TIDY.load(Ordering::Relaxed);
+    let is_heir = |connection: &Connection| {
+        let inherits = is_tidy || connection.is_bequeathed_by(id) || connection.block.held_only_by(id);
+        connection.is_bequeathed() || !is_stranger && inherits
+    };
+    errno::keep(|| settle_inherited(|fd, connection| STANDARD.contains(&fd) || is_heir(connection)));
     if is_stranger {
         return Vec::new();
     }

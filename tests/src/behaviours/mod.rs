@@ -21,6 +21,7 @@ mod epoll_young;
 mod flags;
 mod full;
 mod handing_on;
+mod heirs;
 pub mod helpers;
 mod hostile;
 mod inside_libc;
@@ -280,6 +281,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("killed", killed::ALL),
     ("dying", dying::ALL),
     ("handing_on", handing_on::ALL),
+    ("heirs", heirs::ALL),
     ("inside_libc", inside_libc::ALL),
     ("resets", resets::ALL),
     ("returning", returning::ALL),

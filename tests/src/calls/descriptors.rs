@@ -94,6 +94,13 @@ pub fn set_close_on_exec(fd: Fd, on: bool) -> Outcome<()> {
     noted_unit(check_unit(ret), || format!("fcntl({fd}, F_SETFD, {on})"))
 }
 
+/// ioctl(2) with `FIONCLEX`
+pub fn keep_on_exec(fd: Fd) -> Outcome<()> {
+    // SAFETY: the request takes no argument.
+    let ret = unsafe { libc::ioctl(fd, libc::FIONCLEX) };
+    noted_unit(check_unit(ret), || format!("ioctl({fd}, FIONCLEX)"))
+}
+
 /// fcntl(2) with `F_GETFL`
 pub fn status(fd: Fd) -> Outcome<c_int> {
     // SAFETY: takes no pointer.

@@ -239,7 +239,7 @@ impl Program {
     }
 
     /// What vfork(2) and exec do: a child that shares the memory of its parent, which stands still until the
-    /// child has become the program. `onto` as for [`Self::spawn`].
+    /// child has become the program. `onto` as for [`Self::spawn`]; what keeps its number is marked to stay open.
     pub fn vfork_and_exec(&self, onto: &[(Fd, Fd)]) -> Outcome<Child> {
         let mut start = Start {
             path: self.path.as_ptr(),
@@ -273,8 +273,13 @@ extern "C" fn become_program(start: *mut c_void) -> c_int {
     // SAFETY: `vfork_and_exec` passes its `Start`, and waits until this process has gone.
     let start = unsafe { &*start.cast::<Start>() };
     for &(fd, at) in &start.onto {
-        // SAFETY: takes numbers.
-        unsafe { libc::dup2(fd, at) };
+        if fd == at {
+            // SAFETY: takes numbers.
+            unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
+        } else {
+            // SAFETY: takes numbers.
+            unsafe { libc::dup2(fd, at) };
+        }
     }
     // SAFETY: as in `Program::exec`.
     unsafe { libc::execve(start.path, start.arguments.as_ptr(), start.environment.as_ptr()) };
