@@ -290,6 +290,11 @@ fn a_listener_with_the_library_is_reached_by_shared_memory() {
     );
     assert_eq!(way["local"], "127.0.0.1");
 
+    let (status, other) = report(doctor(&installation).arg(format!("127.0.0.2:{}", listener.port)));
+    let (way, concluded) = conclusion(&other);
+    assert_eq!((status, &way["announced"], &way["listening"]), (1, &true.into(), &false.into()));
+    assert_eq!(concluded["reason"], "peer-without-thallus", "{other:#}");
+
     let but = |name: &str, value: &str| report(doctor(&installation).arg(&server).env(name, value));
     for (name, value, reason) in [
         ("THALLUS_PORTS", "1", "not-selected"),

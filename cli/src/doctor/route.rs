@@ -70,7 +70,7 @@ struct Way {
     local: Option<IpAddr>,
     /// Whether the address is one of this network namespace's own.
     on_this_host: bool,
-    /// On this host: whether anybody listens there.
+    /// On this host: whether anybody listens at the address, or at all of them.
     listening: Option<bool>,
     /// On this host: whether a process with the library has announced the port.
     announced: Option<bool>,
@@ -167,7 +167,7 @@ impl Way {
             address,
             local: local.as_ref().ok().copied(),
             on_this_host,
-            listening: on_this_host.then(|| is_listened_to(port)).flatten(),
+            listening: on_this_host.then(|| is_listened_to(address)).flatten(),
             announced: on_this_host
                 .then(|| {
                     rendezvous::is_announced(
@@ -273,7 +273,6 @@ impl Way {
     }
 
     fn by_shared_memory(&self, around: &Around<'_>) -> Conclusion {
-        let port = self.address.port();
         if !around.one_host.works {
             return Conclusion::tcp(
                 around.one_host.reason.and_then(by_name),
@@ -282,16 +281,17 @@ impl Way {
             );
         }
         match (self.announced, self.listening) {
+            // Ports are announced, not addresses.
+            (_, Some(false)) => Conclusion::tcp(
+                Some(Reason::PeerWithoutThallus),
+                format!("nobody listens at {} in this network namespace", self.address),
+                "start the server with thallus run, in the same network namespace, at that address",
+            ),
             (Some(true), _) => {
                 let text =
                     format!("shared memory, once {} calls have been made", around.settings.upgrade_after);
                 Conclusion { fabric: Some("shm"), reason: None, text, remedy: None }
             }
-            (_, Some(false)) => Conclusion::tcp(
-                Some(Reason::PeerWithoutThallus),
-                format!("nobody listens on port {port} in this network namespace"),
-                "start the server with thallus run, in the same network namespace",
-            ),
             _ => Conclusion::tcp(
                 Some(Reason::PeerWithoutThallus),
                 "the listener has no Thallus",
@@ -350,19 +350,50 @@ fn is_own(address: IpAddr) -> bool {
         || getifaddrs().is_ok_and(|mut all| all.any(|interface| is(interface) == Some(address)))
 }
 
-/// Whether some socket of this network namespace listens on the TCP port (proc_net(5)); `None` without /proc.
-fn is_listened_to(port: u16) -> Option<bool> {
+/// Whether some socket of this network namespace listens at the address, or at all (proc_net(5)); `None` without /proc.
+fn is_listened_to(address: SocketAddr) -> Option<bool> {
     let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].map(|path| fs::read_to_string(path).ok());
     if tables.iter().all(Option::is_none) {
         return None;
     }
-    let end = format!(":{port:04X}");
+    Some(
+        tables
+            .iter()
+            .flatten()
+            .flat_map(|table| table.lines())
+            .filter_map(listener)
+            .any(|socket| serves(socket, address)),
+    )
+}
+
+/// Where a line of such a table says that somebody listens.
+fn listener(line: &str) -> Option<SocketAddr> {
     // sl, local_address, rem_address, st
-    let listens = |line: &str| {
-        let mut fields = line.split_whitespace().skip(1);
-        fields.next().is_some_and(|local| local.ends_with(&end)) && fields.nth(1) == Some("0A")
+    let mut fields = line.split_whitespace().skip(1);
+    let (ip, port) = fields.next()?.split_once(':')?;
+    if fields.nth(1) != Some("0A") {
+        return None;
+    }
+    // Words of 32 bits, each as a number of this machine.
+    let word = |at: usize| Some(u32::from_str_radix(ip.get(8 * at..8 * at + 8)?, 16).ok()?.to_ne_bytes());
+    let ip: IpAddr = match ip.len() {
+        8 => word(0)?.into(),
+        _ => <[u8; 16]>::try_from([word(0)?, word(1)?, word(2)?, word(3)?].concat()).ok()?.into(),
     };
-    Some(tables.iter().flatten().any(|table| table.lines().any(listens)))
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
+}
+
+/// Whether a socket that listens there gets what is sent to the address. One at `::` may be for IPv6 alone, of which the table says nothing.
+fn serves(socket: SocketAddr, address: SocketAddr) -> bool {
+    let asked = match address.ip().to_canonical() {
+        // Where it leads.
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let at = socket.ip().to_canonical();
+    let for_all = at.is_unspecified() && (at.is_ipv6() || asked.is_ipv4());
+    socket.port() == address.port() && (at == asked || for_all)
 }
 
 impl Route {
@@ -419,6 +450,26 @@ mod tests {
         for bad in ["db", "db:", "db:0", "db:65536", ":80", "::1:80", "[::1:80", "[::1]80", ""] {
             assert!(Target::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_listener_serves_its_address_or_all() {
+        let row =
+            |local: &str| listener(&format!("   0: {local} 00000000:0000 0A 00000000:00000000 00:00000000"));
+        let loopback = if cfg!(target_endian = "little") { "0100007F" } else { "7F000001" };
+        assert_eq!(row(&format!("{loopback}:1538")), Some("127.0.0.1:5432".parse().unwrap()));
+        assert_eq!(row(&format!("{:032}:0050", 0)), Some("[::]:80".parse().unwrap()));
+        assert_eq!(listener("  sl  local_address rem_address   st tx_queue"), None);
+        assert_eq!(listener(&format!("   0: {loopback}:1538 {loopback}:9999 01 00000000:00000000")), None);
+        let serves = |socket: &str, address: &str| serves(socket.parse().unwrap(), address.parse().unwrap());
+        for address in ["127.0.0.1:5", "[::ffff:127.0.0.1]:5", "0.0.0.0:5"] {
+            assert!(
+                serves("127.0.0.1:5", address) && serves("0.0.0.0:5", address) && serves("[::]:5", address)
+            );
+            assert!(serves("[::ffff:127.0.0.1]:5", address) && !serves("127.0.0.1:6", address));
+        }
+        assert!(!serves("127.0.0.1:5", "192.0.2.2:5") && !serves("0.0.0.0:5", "[::1]:5"));
+        assert!(serves("[::]:5", "[::1]:5") && serves("[::1]:5", "[::]:5"));
     }
 
     #[test]
