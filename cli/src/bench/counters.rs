@@ -16,6 +16,9 @@ pub(super) struct Counters {
     pub(super) upgraded: BTreeMap<String, u64>,
     /// Reason → connections.
     pub(super) not_upgraded: BTreeMap<String, u64>,
+    /// Those of `upgraded` that went back.
+    #[serde(default)]
+    pub(super) returned_to_tcp: u64,
     pub(super) ring_bytes_sent: u64,
     pub(super) ring_bytes_received: u64,
     pub(super) tcp_bytes_sent: u64,
@@ -49,6 +52,7 @@ impl Counters {
                 *sum.entry(name.clone()).or_default() += count;
             }
         }
+        self.returned_to_tcp += other.returned_to_tcp;
         self.ring_bytes_sent += other.ring_bytes_sent;
         self.ring_bytes_received += other.ring_bytes_received;
         self.tcp_bytes_sent += other.tcp_bytes_sent;
@@ -61,6 +65,11 @@ impl Counters {
     /// Connections that left TCP.
     pub(super) fn upgraded(&self) -> u64 {
         self.upgraded.values().sum()
+    }
+
+    /// Whether `opened` connections left TCP, and none came back.
+    pub(super) fn all_left(&self, opened: u64) -> bool {
+        self.upgraded() == opened && self.returned_to_tcp == 0
     }
 
     /// The part of the bytes, sent and received, that did not go through TCP; 0 if there were none.
@@ -76,7 +85,7 @@ mod tests {
     use super::*;
 
     const JSON: &str = r#"{"pid": 4, "command": "thallus", "upgraded": {"shm": 2}, "not_upgraded": {"short": 1},
-        "ring_bytes_sent": 30, "ring_bytes_received": 60, "tcp_bytes_sent": 5, "tcp_bytes_received": 5,
+        "returned_to_tcp": 1, "ring_bytes_sent": 30, "ring_bytes_received": 60, "tcp_bytes_sent": 5, "tcp_bytes_received": 5,
         "doorbells_sent": 3, "sleeps": 2, "spin_hits": 9}"#;
 
     #[test]
@@ -86,6 +95,7 @@ mod tests {
         sum.add(&one);
         assert_eq!(sum.upgraded(), 4);
         assert_eq!(sum.not_upgraded["short"], 2);
+        assert_eq!(sum.returned_to_tcp, 2);
         assert_eq!(sum.ring_bytes_received, 120);
         assert!((sum.ring_share() - 0.9).abs() < 1e-9);
     }

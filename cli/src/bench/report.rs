@@ -1,7 +1,7 @@
 //! The result as a Markdown table and as JSON: medians, spread, ratios, and the path that the bytes took.
 //!
 //! A ratio is claimed only where it is about Thallus: if every connection of the measurement was upgraded on
-//! both sides. Where staying on TCP is the point (short connections, a peer without the library), it always is.
+//! both sides, and none went back. Where staying on TCP is the point (short connections, a peer without the library), it always is.
 
 use std::fmt::Write;
 
@@ -264,6 +264,9 @@ fn describe(counters: &Counters, opened: u64) -> String {
     for (reason, count) in &counters.not_upgraded {
         put_part(&mut text, format_args!(", {reason} {count}"));
     }
+    if counters.returned_to_tcp > 0 {
+        put_part(&mut text, format_args!(", {} returned to TCP", counters.returned_to_tcp));
+    }
     text
 }
 
@@ -285,16 +288,16 @@ fn ratio(measured: &Measured, transport: Transport, baseline: Transport) -> Resu
     let (Some(baseline), Some(own)) = (median(baseline), median(transport)) else { return Err("–") };
     let about_upgrades = matches!(transport, Transport::Thallus | Transport::ThallusUnix)
         && !matches!(measured.variant.workload, Workload::Connect { .. });
-    if about_upgrades && !measured.series(transport).is_some_and(all_upgraded) {
-        return Err("not claimed: not upgraded");
+    if about_upgrades && !measured.series(transport).is_some_and(all_left) {
+        return Err("not claimed: not upgraded, or not for long");
     }
     Ok(own / baseline)
 }
 
-fn all_upgraded(series: &Series) -> bool {
+fn all_left(series: &Series) -> bool {
     let opened: u64 = series.samples.iter().map(|sample| sample.connections).sum();
-    let upgraded = |side| counters(series, side).is_some_and(|counters| counters.upgraded() == opened);
-    upgraded("client") && upgraded("server")
+    let left = |side| counters(series, side).is_some_and(|counters| counters.all_left(opened));
+    left("client") && left("server")
 }
 
 fn ratio_text(measured: &Measured, transport: Transport) -> String {
@@ -416,6 +419,19 @@ mod tests {
         assert!(ratio(&some, Transport::Thallus, Transport::Tcp).is_err());
         assert!(path_text(&some.series[1]).unwrap().contains("1 of 2 upgraded"));
         assert!(path_text(&some.series[1]).unwrap().contains("short 1"));
+    }
+
+    #[test]
+    fn no_ratio_is_claimed_for_connections_that_went_back() {
+        let mut back = sample(60.0, Some(1));
+        back.server.as_mut().unwrap().returned_to_tcp = 1;
+        let some = measured(vec![sample(30.0, Some(1)), back]);
+        assert!(ratio(&some, Transport::Thallus, Transport::Tcp).is_err());
+        assert!(
+            path_text(&some.series[1])
+                .unwrap()
+                .contains("2 of 2 upgraded (100 % of the bytes), 1 returned to TCP")
+        );
     }
 
     #[test]

@@ -105,11 +105,11 @@ impl Measured {
         if reasons.is_empty() { text } else { format!("{text} ({})", reasons.join(", ")) }
     }
 
-    /// Whether all of a way's connections left TCP.
+    /// Whether all of a way's connections left TCP, and none came back.
     pub(super) fn moved(&self, way: Way) -> bool {
-        self.samples(way)
-            .iter()
-            .all(|sample| sample.counters.as_ref().is_some_and(|counters| counters.upgraded() > 0))
+        self.samples(way).iter().all(|sample| {
+            sample.counters.as_ref().is_some_and(|counters| counters.all_left(counters.upgraded().max(1)))
+        })
     }
 }
 
