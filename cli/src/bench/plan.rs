@@ -95,8 +95,8 @@ impl Workload {
 /// The CPUs that the processes may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placement {
-    /// The server on one core, the client on another.
-    Cores { server: usize, client: usize },
+    /// The server on one core, the client on another; where there is but one, on two hardware threads of it.
+    Cores { server: usize, client: usize, apart: bool },
     /// Both on this core.
     OneCore(usize),
     /// Where the scheduler puts them.
@@ -179,7 +179,7 @@ impl fmt::Display for Workload {
 /// # Errors
 /// Nothing is left, or the CPUs of this process can't be read.
 pub(super) fn plan(only: &[String], transports: &[Transport]) -> anyhow::Result<Vec<Variant>> {
-    let mut plan = all(&allowed_cpus()?);
+    let mut plan = all(&allowed_cpus()?, threads_beside);
     plan.retain(|variant| only.is_empty() || only.iter().any(|text| variant.name().contains(text)));
     for variant in &mut plan {
         variant.transports.retain(|transport| transports.is_empty() || transports.contains(transport));
@@ -194,7 +194,7 @@ pub(super) fn plan(only: &[String], transports: &[Transport]) -> anyhow::Result<
     Ok(plan)
 }
 
-fn all(cpus: &[usize]) -> Vec<Variant> {
+fn all(cpus: &[usize], threads_beside: impl Fn(usize) -> Vec<usize>) -> Vec<Variant> {
     let mut workloads = Vec::new();
     for size in [64, 1024, 65536] {
         for wait in [Wait::Blocking, Wait::Poll, Wait::Epoll] {
@@ -209,7 +209,7 @@ fn all(cpus: &[usize]) -> Vec<Variant> {
     // Around the length at which leaving TCP pays.
     workloads.extend([6, 12, 40].map(|requests| Workload::Connect { requests }));
 
-    let placements = placements(cpus);
+    let placements = placements(cpus, threads_beside);
     let everywhere = |workload: Workload, one_sided: bool| {
         let transports = if one_sided { &ONE_SIDED[..] } else { &EACH };
         let variant = move |&placement: &Placement| {
@@ -245,16 +245,34 @@ fn all(cpus: &[usize]) -> Vec<Variant> {
     plan
 }
 
-fn placements(cpus: &[usize]) -> Vec<Placement> {
+fn placements(cpus: &[usize], threads_beside: impl Fn(usize) -> Vec<usize>) -> Vec<Placement> {
     let mut placements = Vec::new();
-    if let [server, client, ..] = *cpus {
-        placements.push(Placement::Cores { server, client });
+    if let [server, next, ..] = *cpus {
+        let same_core = threads_beside(server);
+        let other = cpus.iter().copied().find(|cpu| *cpu != server && !same_core.contains(cpu));
+        placements.push(Placement::Cores { server, client: other.unwrap_or(next), apart: other.is_some() });
     }
     if let [cpu, ..] = *cpus {
         placements.push(Placement::OneCore(cpu));
     }
     placements.push(Placement::Unpinned);
     placements
+}
+
+/// The hardware threads of the core that a CPU is one of, as sysfs lists them (Documentation/ABI/stable/sysfs-devices-system-cpu in
+/// Linux); none if it does not.
+fn threads_beside(cpu: usize) -> Vec<usize> {
+    let list = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    numbers(&std::fs::read_to_string(list).unwrap_or_default())
+}
+
+/// Those of a list such as `0-1,8`.
+fn numbers(list: &str) -> Vec<usize> {
+    let range = |item: &str| {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        Some(first.parse::<usize>().ok()?..=last.parse().ok()?)
+    };
+    list.trim().split(',').filter_map(range).flatten().collect()
 }
 
 /// The CPUs that this process may run on, lowest first.
@@ -275,7 +293,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let plan = all(&[0, 1]);
+        let plan = all(&[0, 1], |_| Vec::new());
         let names: HashSet<_> = plan.iter().map(Variant::name).collect();
         assert_eq!(names.len(), plan.len());
         assert!(names.contains("ping-pong/64/epoll-50/cores"));
@@ -285,7 +303,24 @@ mod tests {
 
     #[test]
     fn a_single_cpu_leaves_two_placements() {
-        assert_eq!(placements(&[3]), [Placement::OneCore(3), Placement::Unpinned]);
+        assert_eq!(placements(&[3], |_| vec![3]), [Placement::OneCore(3), Placement::Unpinned]);
+    }
+
+    #[test]
+    fn two_threads_of_a_core_are_no_two_cores() {
+        let pairs = |cpu: usize| vec![cpu & !1, cpu | 1];
+        assert_eq!(
+            placements(&[0, 1, 2, 3], pairs)[0],
+            Placement::Cores { server: 0, client: 2, apart: true }
+        );
+        assert_eq!(placements(&[1, 4], pairs)[0], Placement::Cores { server: 1, client: 4, apart: true });
+        assert_eq!(placements(&[2, 3], pairs)[0], Placement::Cores { server: 2, client: 3, apart: false });
+        assert_eq!(
+            placements(&[0, 1], |_| Vec::new())[0],
+            Placement::Cores { server: 0, client: 1, apart: true }
+        );
+        assert_eq!(numbers("0-1,8\n"), [0, 1, 8]);
+        assert!(numbers("").is_empty());
     }
 
     #[test]
@@ -297,10 +332,11 @@ mod tests {
     #[test]
     fn the_yardstick_wants_two_cores_and_no_event_loop() {
         let over = |variant: &&Variant| variant.transports.contains(&Transport::Bare);
-        let names: Vec<_> = all(&[0, 1]).iter().filter(over).map(Variant::name).collect();
+        let none = |_| Vec::new();
+        let names: Vec<_> = all(&[0, 1], none).iter().filter(over).map(Variant::name).collect();
         assert!(names.contains(&"ping-pong/64/blocking/cores".to_owned()));
         assert!(names.contains(&"stream/64KiB/cores".to_owned()));
         assert!(names.iter().all(|name| name.ends_with("/cores") && !name.contains("poll")));
-        assert_eq!(all(&[0]).iter().filter(over).count(), 0);
+        assert_eq!(all(&[0], none).iter().filter(over).count(), 0);
     }
 }

@@ -11,7 +11,7 @@ use super::counters::Counters;
 use super::latency::Times;
 use super::machine::Machine;
 use super::measure::{Measured, Outcome, Sample, Series};
-use super::plan::{Transport, Workload};
+use super::plan::{Placement, Transport, Workload};
 
 /// The tables, with the facts that belong to them.
 pub(super) fn markdown(machine: &Machine, outcome: &Outcome, rounds: u32, seconds: f64) -> String {
@@ -26,10 +26,12 @@ pub(super) fn markdown(machine: &Machine, outcome: &Outcome, rounds: u32, second
         &mut text,
         format_args!("Median (lowest–highest) of {rounds} rounds of {seconds} s, transports in turn."),
     );
-    put(
-        &mut text,
-        format_args!("cores: server and client each on its own; one-core: both on the same; unpinned.\n"),
-    );
+    let on_one = |one: &Measured| matches!(one.variant.placement, Placement::Cores { apart: false, .. });
+    let cores = match outcome.measured.iter().any(on_one) {
+        true => "each on a hardware thread of its own, of the only core that there is",
+        false => "each on its own",
+    };
+    put(&mut text, format_args!("cores: server and client {cores}; one-core: both on the same; unpinned.\n"));
     let idle = |measured: &&Measured| matches!(measured.variant.workload, Workload::Idle { .. });
     let one_sided = |measured: &&Measured| measured.variant.one_sided;
     let speed: Vec<_> = outcome.measured.iter().filter(|one| !idle(one) && !one_sided(one)).collect();
@@ -380,7 +382,7 @@ pub(super) fn put_part(text: &mut String, part: std::fmt::Arguments<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{Placement, Variant, Wait};
+    use super::super::plan::{Variant, Wait};
     use super::*;
 
     fn sample(value: f64, upgraded: Option<u64>) -> Sample {
