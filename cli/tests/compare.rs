@@ -52,6 +52,23 @@ fn a_report_is_also_a_page_with_plots() {
 }
 
 #[test]
+fn a_report_that_cannot_be_written_does_not_take_the_others_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page");
+    let options = "--transport tcp --only ping-pong/64/blocking/unpinned --seconds 0.05 --rounds 1 --json /dev/full --html";
+    let arguments: Vec<&Path> = options.split(' ').map(Path::new).chain([page.as_path()]).collect();
+    let output = bench(&arguments);
+    let [text, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        errors.ends_with("thallus: can't write /dev/full: No space left on device (os error 28)\n"),
+        "{errors}"
+    );
+    assert!(text.contains("| ping-pong/64/blocking/unpinned |"), "{text}");
+    assert!(fs::read_to_string(page).unwrap().contains("<td>ping-pong/64/blocking/unpinned</td>"));
+}
+
+#[test]
 fn a_report_of_its_own_can_be_compared() {
     let folder = tempfile::tempdir().unwrap();
     let [old, new, few] = ["old", "new", "few"].map(|name| folder.path().join(name));

@@ -138,8 +138,10 @@ fn compare_files(old: &Path, new: &Path, html: Option<&Path>) -> anyhow::Result<
     };
     let comparison = compare::compare(&old, &new);
     let pair = [Titled { title: "new", report: new.json() }, Titled { title: "old", report: old.json() }];
-    Output::open(html)?.write(|| page::html(&comparison.text, &pair))?;
-    crate::print(&comparison.text)?;
+    let html = Output::open(html)?;
+    // What can't be written is not to take the rest with it.
+    let outcomes = [crate::print(&comparison.text), html.write(|| page::html(&comparison.text, &pair))];
+    outcomes.into_iter().collect::<anyhow::Result<()>>()?;
     Ok(if comparison.is_worse { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -154,9 +156,13 @@ fn measure_all(args: &Args) -> anyhow::Result<()> {
     let outcome = measure::run(&plan, args.rounds, args.seconds)?;
     let json = report::json(&machine, &outcome, args.rounds, args.seconds);
     let tables = report::markdown(&machine, &outcome, args.rounds, args.seconds);
-    file.write(|| Ok(format!("{json:#}\n")))?;
-    html.write(|| page::html(&tables, &[Titled { title: "", report: &json }]))?;
-    crate::print(&tables)?;
+    // It took long: what can't be written is not to take the rest with it.
+    let outcomes = [
+        crate::print(&tables),
+        file.write(|| Ok(format!("{json:#}\n"))),
+        html.write(|| page::html(&tables, &[Titled { title: "", report: &json }])),
+    ];
+    outcomes.into_iter().collect::<anyhow::Result<()>>()?;
     ensure!(outcome.failures.is_empty(), "{} measurements failed", outcome.failures.len());
     Ok(())
 }

@@ -57,7 +57,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let machine = super::machine::facts();
     let (json, html) = (Output::open(args.json.as_deref())?, Output::open(args.html.as_deref())?);
     let results = measure::run(&args.dataset, &cases, args.rounds)?;
-    json.write(|| Ok(format!("{:#}\n", results::json(&machine, &results, args.rounds))))?;
-    html.write(|| page::html(&machine, &results, args.rounds))?;
-    crate::print(&page::markdown(&machine, &results, args.rounds))
+    // It took long: what can't be written is not to take the rest with it.
+    let outcomes = [
+        crate::print(&page::markdown(&machine, &results, args.rounds)),
+        json.write(|| Ok(format!("{:#}\n", results::json(&machine, &results, args.rounds)))),
+        html.write(|| page::html(&machine, &results, args.rounds)),
+    ];
+    outcomes.into_iter().collect()
 }

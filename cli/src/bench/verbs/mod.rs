@@ -68,8 +68,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let addresses = resolve(peer)?;
     let file = Output::open(args.json.as_deref())?;
     let outcome = session::drive(&addresses, args.rounds, args.seconds)?;
-    file.write(|| Ok(format!("{:#}\n", results::json(&outcome, args.rounds, args.seconds))))?;
-    crate::print(&results::markdown(&outcome, args.rounds, args.seconds))
+    // What can't be written is not to take the rest with it.
+    let printed = crate::print(&results::markdown(&outcome, args.rounds, args.seconds));
+    file.write(|| Ok(format!("{:#}\n", results::json(&outcome, args.rounds, args.seconds)))).and(printed)
 }
 
 fn listen(address: &str) -> anyhow::Result<TcpListener> {
