@@ -12,6 +12,7 @@ use anyhow::{Context, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::counters::Counters;
 use super::report::{Spread, number, put};
 
 /// Rounds below which a spread says nothing.
@@ -27,6 +28,7 @@ pub(super) struct Report {
 #[derive(Debug, Deserialize)]
 struct Needed {
     machine: Machine,
+    seconds: Option<f64>,
     results: Vec<Workload>,
     failures: Vec<String>,
 }
@@ -48,6 +50,8 @@ impl fmt::Display for Machine {
 struct Workload {
     name: String,
     unit: String,
+    server_cpu: Option<usize>,
+    client_cpu: Option<usize>,
     transports: BTreeMap<String, Series>,
 }
 
@@ -62,6 +66,22 @@ struct Series {
 struct Sample {
     value: f64,
     cpu_seconds_per_million: Option<f64>,
+    connections: Option<u64>,
+    client: Option<Counters>,
+    server: Option<Counters>,
+}
+
+impl Series {
+    /// Whether all connections have left TCP at both ends, and none came back.
+    fn has_left(&self) -> bool {
+        let all = |counters: &Option<Counters>, opened| {
+            counters.as_ref().is_some_and(|counters| counters.all_left(opened))
+        };
+        let left = |Sample { connections, client, server, .. }: &Sample| {
+            connections.is_some_and(|opened| all(client, opened) && all(server, opened))
+        };
+        !self.samples.is_empty() && self.samples.iter().all(left)
+    }
 }
 
 /// A column of numbers: what, of a sample.
@@ -134,6 +154,20 @@ pub(super) fn compare(old: &Report, new: &Report) -> Comparison {
     if old.machine != new.machine {
         put(&mut text, format_args!("Not the same machine: {}, then {}.\n", old.machine, new.machine));
     }
+    if let (Some(before), Some(now)) = (old.seconds, new.seconds)
+        && before.to_bits() != now.to_bits()
+    {
+        put(&mut text, format_args!("Not measured for the same time: {before} s, then {now} s.\n"));
+    }
+    let elsewhere = |before: &&Workload| {
+        let same =
+            |now: &Workload| (now.server_cpu, now.client_cpu) == (before.server_cpu, before.client_cpu);
+        new.results.iter().any(|now| now.name == before.name && !same(now))
+    };
+    let elsewhere: Vec<_> = old.results.iter().filter(elsewhere).map(|before| before.name.as_str()).collect();
+    if !elsewhere.is_empty() {
+        put(&mut text, format_args!("Not on the same processors: {}.\n", elsewhere.join(", ")));
+    }
     put(
         &mut text,
         format_args!(
@@ -163,7 +197,9 @@ pub(super) fn compare(old: &Report, new: &Report) -> Comparison {
                 continue;
             }
             let has_tcp = before.transports.contains_key("tcp") && now.transports.contains_key("tcp");
-            if has_tcp && series.ratio_to_tcp.is_some() && later.ratio_to_tcp.is_none() {
+            // Short connections may stay as they like.
+            let stays = before.unit != "connections/s" && series.has_left() && !later.has_left();
+            if stays || has_tcp && series.ratio_to_tcp.is_some() && later.ratio_to_tcp.is_none() {
                 remarks.push(format!("{} over {transport}: connections stay on TCP now", before.name));
             }
             for measure in measures(&before.unit) {
@@ -375,10 +411,40 @@ mod tests {
             },
             "w over thallus has too few rounds",
         );
+        let counted = |upgraded: u64, returned: u64| {
+            let mut report = report(RATE, &[("thallus-unix", [1.0; 3])]);
+            let counters = json!({"upgraded": {"shm": upgraded}, "not_upgraded": {}, "returned_to_tcp": returned,
+                "ring_bytes_sent": 0, "ring_bytes_received": 0, "tcp_bytes_sent": 0, "tcp_bytes_received": 0,
+                "doorbells_sent": 0, "sleeps": 0, "spin_hits": 0});
+            for sample in
+                report["results"][0]["transports"]["thallus-unix"]["samples"].as_array_mut().unwrap()
+            {
+                sample["connections"] = 1.into();
+                sample["client"] = counters.clone();
+                sample["server"] = counters.clone();
+            }
+            report
+        };
+        assert!(
+            !compared(&counted(1, 0), &counted(1, 0)).is_worse
+                && !compared(&counted(0, 0), &counted(0, 0)).is_worse
+        );
+        for new in [counted(0, 0), counted(1, 1)] {
+            let result = compared(&counted(1, 0), &new);
+            let remark = "**w over thallus-unix: connections stay on TCP now**";
+            assert!(result.is_worse && result.text.contains(remark), "{}", result.text);
+        }
         let mut elsewhere = full.clone();
         elsewhere["machine"]["kernel"] = "other".into();
         let result = compared(&full, &elsewhere);
         let machines = "Not the same machine: c, 2 CPUs, Linux k, then c, 2 CPUs, Linux other.\n";
         assert!(result.text.starts_with(machines) && !result.is_worse);
+        let (mut short, mut moved) = (full.clone(), full.clone());
+        short["seconds"] = 0.1.into();
+        moved["seconds"] = 1.0.into();
+        moved["results"][0]["client_cpu"] = 3.into();
+        let result = compared(&short, &moved);
+        let unlike = "Not measured for the same time: 0.1 s, then 1 s.\n\nNot on the same processors: w.\n";
+        assert!(result.text.starts_with(unlike) && !result.is_worse, "{}", result.text);
     }
 }
