@@ -38,7 +38,7 @@ WAYS = [
 def parse():
     parser = script.parser("demo-arrow", __doc__)
     tpch.add_arguments(parser)
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default 5)")
+    parser.add_argument("--rounds", type=script.at_least_one, default=5, help="measurements of each (default 5)")
     return parser.parse_args()
 
 
@@ -99,7 +99,8 @@ class Ends:
         summary = json.loads(done.stdout)
         summary["upgraded"] = False
         for file in self.stats.glob("*.json") if self.with_library else []:
-            summary["upgraded"] |= json.loads(file.read_text())["upgraded"].get("shm", 0) == 1
+            left = json.loads(file.read_text())
+            summary["upgraded"] |= left["upgraded"].get("shm", 0) == 1 and not left["returned_to_tcp"]
             file.unlink()
         return summary
 

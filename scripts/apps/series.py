@@ -47,9 +47,9 @@ class Workload:
         return sum((sample.counts for sample in self.samples[transport]), Counts())
 
     def was_upgraded(self, transport=THALLUS):
-        """Whether every connection that should have been was upgraded, as the clients counted."""
-        samples = self.samples[transport]
-        return all(sample.counts.upgraded.total() >= sample.clients for sample in samples)
+        """Whether every connection that should have been was upgraded, and stayed so, as the clients counted."""
+        counts = [(sample.counts, sample.clients) for sample in self.samples[transport]]
+        return all(count.upgraded.total() - count.returned >= clients for count, clients in counts)
 
     def ratio(self, transport):
         """Median over that of the kernel: of TCP, or for Thallus over a Unix socket of that. None if the connections did not go

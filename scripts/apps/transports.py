@@ -46,6 +46,8 @@ class Counts:
     processes: int = 0
     upgraded: Counter = field(default_factory=Counter)
     not_upgraded: Counter = field(default_factory=Counter)
+    returned: int = 0
+    """Those of `upgraded` that went back."""
     ring_bytes: int = 0
     tcp_bytes: int = 0
 
@@ -58,6 +60,7 @@ class Counts:
             counts.processes += 1
             counts.upgraded.update(left["upgraded"])
             counts.not_upgraded.update(left["not_upgraded"])
+            counts.returned += left["returned_to_tcp"]
             counts.ring_bytes += left["ring_bytes_sent"] + left["ring_bytes_received"]
             counts.tcp_bytes += left["tcp_bytes_sent"] + left["tcp_bytes_received"]
         return counts
@@ -67,6 +70,7 @@ class Counts:
             self.processes + other.processes,
             self.upgraded + other.upgraded,
             self.not_upgraded + other.not_upgraded,
+            self.returned + other.returned,
             self.ring_bytes + other.ring_bytes,
             self.tcp_bytes + other.tcp_bytes,
         )
@@ -79,6 +83,8 @@ class Counts:
         rest = self.not_upgraded.copy()
         short = rest.pop("short", 0)
         text = f"{moved} of {moved + rest.total()} over shared memory"
+        if self.returned:
+            text += f", of which {self.returned} went back"
         if short:
             text += f", {short} too short to gain"
         reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(rest.items()))
@@ -89,6 +95,7 @@ class Counts:
             "processes": self.processes,
             "upgraded": dict(self.upgraded),
             "not_upgraded": dict(self.not_upgraded),
+            "returned_to_tcp": self.returned,
             "ring_bytes": self.ring_bytes,
             "tcp_bytes": self.tcp_bytes,
         }
