@@ -35,7 +35,7 @@ QUICK = (
 def parse():
     parser = script.parser("bench", __doc__)
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds of fewer workloads")
-    parser.add_argument("--rounds", type=int, help="measurements of each over each transport (5; quick: 3)")
+    parser.add_argument("--rounds", type=script.at_least_one, help="measurements of each over each transport (5; quick: 3)")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part (repeatable)")
     parser.add_argument("--only", action="append", help="only applications whose name contains this text (repeatable)")
     parser.add_argument("--output", type=Path, help="folder for bench.json and bench.md (default: beside the build)")

@@ -14,6 +14,22 @@ def parser(name, description):
     return parser
 
 
+def at_least_one(text):
+    """The type of an option that is a number of something."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("has to be at least 1")
+    return number
+
+
+def above_zero(text):
+    """The type of an option that is a scale or a size."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError("has to be above 0")
+    return number
+
+
 def title(transport, library):
     """What tables call a transport of ours over TCP, or with the library on both sides."""
     return f"{transport}, {'Thallus' if library else 'TCP'}"

@@ -21,9 +21,9 @@ def parse():
     parser = script.parser("bench-sql", __doc__)
     tpch.add_arguments(parser)
     parser.add_argument("--engine", type=Path, required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--warehouses", type=int, metavar="N", help="two queries over the tables of TPC-C for N warehouses, instead of TPC-H")
-    parser.add_argument("--workers", type=int, default=4, help="processes that compute (default 4)")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each, after one that does not count (default 5)")
+    parser.add_argument("--warehouses", type=script.at_least_one, metavar="N", help="two queries over the tables of TPC-C for N warehouses, instead of TPC-H")
+    parser.add_argument("--workers", type=script.at_least_one, default=4, help="processes that compute (default 4)")
+    parser.add_argument("--rounds", type=script.at_least_one, default=5, help="measurements of each, after one that does not count (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement there")
     parser.add_argument("queries", type=int, nargs="*", metavar="N", help="numbers of queries (default all)")
     arguments = parser.parse_args()
@@ -34,8 +34,6 @@ def parse():
     for number in arguments.queries:
         if number not in known:
             parser.error(f"there is no query {number}")
-    if arguments.rounds < 1 or arguments.workers < 1 or arguments.scale <= 0 or (arguments.warehouses is not None and arguments.warehouses < 1):
-        parser.error("--rounds, --workers, --warehouses and --scale have to be above 0")
     return arguments
 
 

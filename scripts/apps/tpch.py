@@ -7,6 +7,7 @@ import argparse
 import subprocess
 from pathlib import Path
 
+from . import script
 from .series import tell
 from .transports import Failed
 
@@ -167,7 +168,7 @@ GROUP BY code ORDER BY code""",
 
 def add_arguments(parser):
     parser.add_argument("--tpchgen", type=Path, required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--scale", type=float, default=1, help="scale factor of TPC-H (default 1)")
+    parser.add_argument("--scale", type=script.above_zero, default=1, help="scale factor of TPC-H (default 1)")
 
 
 def generate(arguments, folder):
