@@ -50,25 +50,38 @@ def bench(arguments, folder):
     results = {"started": datetime.now(timezone.utc).isoformat(timespec="seconds"), "rounds": rounds}
     results |= {"versions": versions(), "postgres_settings": SETTINGS, "pgbench_scale": SCALE}
     text, reached, failed = [facts(results)], [], []
-    if "sockets" in parts:
-        tell("\n== sockets")
+
+    def of_sockets():
         table, measured, failures = sockets(arguments, rounds, folder)
         text.append(f"## Sockets\n\n{table}")
-        reached += targets.of_sockets(measured)
-        failed += failures
+        reached.extend(targets.of_sockets(measured))
+        failed.extend(failures)
         results["sockets"] = measured
-    if "applications" in parts:
-        tell("\n== applications")
-        workloads, described = applications(arguments, rounds, folder)
+
+    def of_applications():
+        workloads, described, failures = applications(arguments, rounds, folder)
+        failed.extend(failures)
         text.append(f"## PostgreSQL, Redis, nginx and memcached\n\n{described}")
-        reached += targets.of_applications({workload.name: workload for workload in workloads})
+        reached.extend(targets.of_applications({workload.name: workload for workload in workloads}))
         results["applications"] = [workload.as_json() for workload in workloads]
-    if "processes" in parts:
-        tell("\n== processes")
+
+    def of_processes():
         start_up, memory = processes(arguments, folder)
         text.append(f"## A program without connections\n\n{describe_processes(start_up, memory)}")
-        reached += targets.of_processes(start_up, memory)
-        results |= {"start_up": start_up, "memory": memory}
+        reached.extend(targets.of_processes(start_up, memory))
+        results.update({"start_up": start_up, "memory": memory})
+
+    for part, measure in zip(PARTS, (of_sockets, of_applications, of_processes)):
+        if part not in parts:
+            continue
+        tell(f"\n== {part}")
+        try:
+            measure()
+        except Failed as failure:
+            # What the other parts have measured, or will, is not lost with it.
+            tell(f"\n{part}: FAILED: {failure}")
+            text.append(f"FAILED: {part}: {failure}")
+            failed.append(f"{part}: {failure}")
     text.append(f"## Targets\n\n{targets.table(reached)}")
     results |= {"targets": [target.as_json() for target in reached], "failures": failed}
     report = "\n\n".join(text) + "\n"
@@ -77,7 +90,7 @@ def bench(arguments, folder):
     (output / "bench.json").write_text(json.dumps(results, indent=1) + "\n")
     tell(f"written: {output / 'bench.md'}, {output / 'bench.json'}")
     if failed:
-        raise Failed(f"{len(failed)} measurements of sockets")
+        raise Failed(f"{len(failed)} measurements, or whole parts")
     return 0
 
 
@@ -90,21 +103,28 @@ def sockets(arguments, rounds, folder):
     environment = {**os.environ, "TMPDIR": str(folder)}
     # Its progress goes where ours does.
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True, env=environment)
-    if not written.exists():
+    # It is there, and empty, before anything is measured.
+    if not written.exists() or not written.stat().st_size:
         raise Failed(f"thallus bench ended with status {done.returncode}")
     measured = json.loads(written.read_text())
     return done.stdout, measured, measured["failures"]
 
 
 def applications(arguments, rounds, folder):
-    """The workloads, and the text about them."""
+    """The workloads, the text about them, and the failures of others."""
     seconds, recorded = (1, 2) if arguments.quick else (3, 5)
     servers = Servers(folder, arguments.release / "libthallus_shim.so", more=True)
     with servers:
         servers.make_databases({*EACH, *ONE_SIDED}, SCALE)
-        workloads = list_workloads(servers, seconds, recorded, folder, arguments)
-        for number, workload in enumerate(workloads):
-            workload.run(rounds, f"[{number + 1}/{len(workloads)}] ")
+        wanted = list_workloads(servers, seconds, recorded, folder, arguments)
+        workloads, failures = [], []
+        for number, workload in enumerate(wanted):
+            try:
+                workload.run(rounds, f"[{number + 1}/{len(wanted)}] ")
+                workloads.append(workload)
+            except Failed as failure:
+                tell(f"\n{workload.name}: FAILED: {failure}")
+                failures.append(f"{workload.name}: {failure}")
         for transport in EACH:
             count = servers.transactions.get(transport, 0)
             checks.balances(servers.postgres(transport), transport, timed(transport), count)
@@ -116,7 +136,8 @@ def applications(arguments, rounds, folder):
         "redis-benchmark first open a short connection of their own. The balances add up after TPC-B, the files of both "
         "nginx are equal, and memcaslap finds what was written."
     )
-    return workloads, "\n\n".join([head, *describe(workloads), *ends])
+    failed = [f"FAILED: {failure}" for failure in failures]
+    return workloads, "\n\n".join([head, *describe(workloads), *ends, *failed]), failures
 
 
 def list_workloads(servers, seconds, recorded, folder, arguments):
