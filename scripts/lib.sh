@@ -13,7 +13,9 @@ case $CARGO_TARGET_DIR in /*) ;; *) CARGO_TARGET_DIR=$PWD/$CARGO_TARGET_DIR ;; e
     mkdir -p "$CARGO_TARGET_DIR"
     builder=$CARGO_TARGET_DIR/built-from
     if [ -e "$builder" ] && [ "$(cat "$builder")" != "$root" ]; then
-        find "$root" -name '*.rs' -exec touch {} +
+        # Where that can't be, what cargo knows of its own builds is forgotten instead.
+        find "$root" -name '*.rs' -exec touch {} + 2>/dev/null ||
+            find "$CARGO_TARGET_DIR" -path '*/.fingerprint/*' -prune \( -name 'thallus*' -o -name 'demo-*' \) -exec rm -rf {} +
     fi
     printf '%s\n' "$root" >"$builder"
 )
@@ -126,13 +128,13 @@ tpchgen=$CARGO_TARGET_DIR/tools/tpchgen/bin/tpchgen-cli
 
 install_tpchgen() {
     local version=4.0.0
-    if "$tpchgen" --version 2>/dev/null | grep -qF "$version"; then
-        return 0
-    fi
     install_packages python3 python3-venv util-linux
+    # Looked at behind the lock: who has waited finds what somebody else has installed, and is using.
     lock_tools
-    say "install tpchgen-cli $version"
-    python3 -m venv --clear "${tpchgen%/bin/*}"
-    "${tpchgen%/*}/pip" install --quiet --disable-pip-version-check "tpchgen-cli==$version"
+    if ! "$tpchgen" --version 2>/dev/null | grep -qF "$version"; then
+        say "install tpchgen-cli $version"
+        python3 -m venv --clear "${tpchgen%/bin/*}"
+        "${tpchgen%/*}/pip" install --quiet --disable-pip-version-check "tpchgen-cli==$version"
+    fi
     unlock_tools
 }
