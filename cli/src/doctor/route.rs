@@ -205,7 +205,7 @@ impl Way {
             );
         }
         if around.off {
-            return Conclusion::tcp(None, "THALLUS=off", "unset THALLUS");
+            return Conclusion::tcp(None, "THALLUS=off", "unset THALLUS, or mode in the configuration");
         }
         if !settings.shm && settings.verbs.peers.is_empty() {
             return Conclusion::tcp(
