@@ -35,6 +35,18 @@ pub(crate) fn unusable_character(library: &Path) -> Option<&'static str> {
     })
 }
 
+/// # Errors
+/// `LD_PRELOAD` can't name the library.
+pub(crate) fn check_path(library: &Path) -> anyhow::Result<()> {
+    if let Some(character) = unusable_character(library) {
+        anyhow::bail!(
+            "{} can't be preloaded: its path has {character}, which LD_PRELOAD can't express",
+            library.display()
+        );
+    }
+    Ok(())
+}
+
 /// `LD_PRELOAD` with `library` in front of what is there already; named once, however deeply nested.
 pub(crate) fn prepend(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut value = library.as_os_str().to_owned();

@@ -123,6 +123,19 @@ fn a_report_of_its_own_can_be_compared() {
 }
 
 #[test]
+fn a_library_that_cannot_be_preloaded_is_not_measured() {
+    let folder = tempfile::Builder::new().prefix("a b").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let [program, library] = ["thallus", "libthallus_shim.so"].map(|name| folder.path().join(name));
+    fs::copy(env!("CARGO_BIN_EXE_thallus"), &program).unwrap();
+    fs::write(&library, "").unwrap();
+    let options = "bench --only ping-pong/64/blocking/unpinned --seconds 0.05 --rounds 1";
+    let output = Command::new(program).args(options.split(' ')).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("can't be preloaded: its path has a space"), "{errors}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn what_is_no_report_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");

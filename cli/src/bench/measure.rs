@@ -78,12 +78,13 @@ pub(super) fn run(plan: &[Variant], rounds: u32, seconds: f64) -> anyhow::Result
         variant.transports.iter().any(|transport| transport.preloads_client() || transport.preloads_server())
     };
     let library = library::beside(&program);
-    ensure!(
-        library.is_some() || !plan.iter().any(needs_library),
-        "there is no {} in {}: build it, or measure without it (--transport tcp --transport unix)",
-        library::NAME,
-        library::places(&program)
-    );
+    if plan.iter().any(needs_library) {
+        let found = library.as_deref().with_context(|| {
+            let places = library::places(&program);
+            format!("there is no {} in {places}: build it, or measure without it (--transport tcp --transport unix)", library::NAME)
+        })?;
+        library::check_path(found)?;
+    }
     let scratch = Scratch::new(|| {})?;
     let bench = Bench { program, library, scratch: &scratch.0, seconds };
     let mut outcome = Outcome::default();

@@ -79,6 +79,7 @@ impl Bench {
         let library = library::beside(&program);
         let library = library
             .with_context(|| format!("there is no {} in {}", library::NAME, library::places(&program)))?;
+        library::check_path(&library)?;
         let servers = Servers::default();
         let farewell = servers.clone();
         Ok(Self {
