@@ -57,7 +57,7 @@ def test(arguments, folder):
         if not report(compare(suite, parts, arguments.release, place)):
             failed.append(suite.name)
     if failed:
-        raise Failed(f"differences, or nothing left TCP: {', '.join(failed)}")
+        raise Failed(f"differences, or no tests, or nothing left TCP: {', '.join(failed)}")
     return 0
 
 
@@ -69,7 +69,7 @@ def report(compared):
             print(f"{title}: {test}: {native or 'not run'} natively, {library or 'not run'} under the library")
     print(f"{compared.suite.version()}: {compared.tests} tests, {len(compared.differences)} differences")
     print(f"ends of connections in {compared.counts.processes} processes: {compared.counts.describe()}")
-    return not compared.differences and bool(compared.counts.upgraded)
+    return compared.tests > 0 and not compared.differences and bool(compared.counts.upgraded)
 
 
 if __name__ == "__main__":
