@@ -44,6 +44,14 @@ pub(super) fn markdown(machine: &Machine, outcome: &Outcome, rounds: u32, second
             "CPU s per million: TCP / Unix / Thallus / Thallus over Unix",
         );
     }
+    let timed: Vec<_> = speed.iter().copied().filter(|one| one.series.iter().any(is_timed)).collect();
+    if !timed.is_empty() {
+        put(
+            &mut text,
+            format_args!("How long round trips take, µs; half of them, 99 % and 99.9 % take no longer:\n"),
+        );
+        text += &times_table(&timed);
+    }
     let beside_yardstick: Vec<_> =
         speed.iter().copied().filter(|measured| measured.series(Transport::Bare).is_some()).collect();
     if !beside_yardstick.is_empty() {
@@ -80,16 +88,7 @@ pub(super) fn markdown(machine: &Machine, outcome: &Outcome, rounds: u32, second
 fn table(rows: &[&Measured], columns: &[Transport], ratio: &str, cpu: &str) -> String {
     let mut text = String::from("| workload | unit |");
     for transport in columns {
-        let title = match transport {
-            Transport::Tcp => "TCP",
-            Transport::Unix => "Unix socket",
-            Transport::Thallus => "Thallus",
-            Transport::ThallusUnix => "Thallus over a Unix socket",
-            Transport::ClientOnly => "only the client has it",
-            Transport::ServerOnly => "only the server has it",
-            Transport::Bare => "bare ring",
-        };
-        put_part(&mut text, format_args!(" {title} |"));
+        put_part(&mut text, format_args!(" {} |", title(*transport)));
     }
     put(&mut text, format_args!(" {ratio} | {cpu} | path |"));
     put(&mut text, format_args!("|---|---|{}---|---|---|", "--:|".repeat(columns.len())));
@@ -110,6 +109,44 @@ fn table(rows: &[&Measured], columns: &[Transport], ratio: &str, cpu: &str) -> S
         let paths: Vec<_> =
             columns.iter().filter_map(|&column| path_text(measured.series(column)?)).collect();
         put(&mut text, format_args!(" {} | {} | {} |", ratios.join(", "), cpu.join(" / "), paths.join("; ")));
+    }
+    text.push('\n');
+    text
+}
+
+fn title(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Tcp => "TCP",
+        Transport::Unix => "Unix socket",
+        Transport::Thallus => "Thallus",
+        Transport::ThallusUnix => "Thallus over a Unix socket",
+        Transport::ClientOnly => "only the client has it",
+        Transport::ServerOnly => "only the server has it",
+        Transport::Bare => "bare ring",
+    }
+}
+
+fn is_timed(series: &Series) -> bool {
+    series.samples.iter().any(|sample| !sample.times.0.is_empty())
+}
+
+fn times_table(rows: &[&Measured]) -> String {
+    let columns = [Transport::Tcp, Transport::Unix, Transport::Thallus, Transport::ThallusUnix];
+    let mut text = String::from("| workload |");
+    columns.iter().for_each(|&column| put_part(&mut text, format_args!(" {} |", title(column))));
+    put(&mut text, format_args!("\n|---|{}", "--:|".repeat(columns.len())));
+    for measured in rows {
+        put_part(&mut text, format_args!("| {} |", measured.variant.name()));
+        for column in columns {
+            let times = measured.series(column).map(times).unwrap_or_default();
+            let micros = |share| Some(number(times.quantile(share)?.as_nanos() as f64 / 1000.0));
+            let cells: Option<Vec<_>> = [0.5, 0.99, 0.999].into_iter().map(micros).collect();
+            put_part(
+                &mut text,
+                format_args!(" {} |", cells.map_or("–".to_owned(), |cells| cells.join(" / "))),
+            );
+        }
+        text.push('\n');
     }
     text.push('\n');
     text
@@ -441,6 +478,18 @@ mod tests {
         let unknown = measured(vec![sample(30.0, Some(1)), sample(60.0, None)]);
         assert!(ratio(&unknown, Transport::Thallus, Transport::Tcp).is_err());
         assert_eq!(path_text(&unknown.series[1]).unwrap(), "no counters were written");
+    }
+
+    #[test]
+    fn times_are_those_of_all_rounds() {
+        let timed = |times: &[(u64, u64)]| Sample { times: Times(times.to_vec()), ..sample(1.0, Some(1)) };
+        let measured = measured(vec![timed(&[(400, 60)]), timed(&[(400, 38), (1500, 1), (20_000, 1)])]);
+        assert!(is_timed(&measured.series[1]) && !is_timed(&measured.series[0]));
+        let table = times_table(&[&measured]);
+        assert!(
+            table.ends_with("| ping-pong/64/poll/unpinned | – | – | 0.40 / 1.50 / 20.0 | – |\n\n"),
+            "{table}"
+        );
     }
 
     #[test]
