@@ -376,11 +376,16 @@ impl Connection {
                     slept => return slept,
                 }
             }
-            let by_poll = blocks && self.nonblocking.load(Ordering::Relaxed);
-            // The first sleep of a call keeps to the limit by itself.
-            let began = if blocks { Some(begin()) } else { None };
+            let has_become_nonblocking = blocks && self.nonblocking.load(Ordering::Relaxed);
+            let for_more = has_some && !at_once;
+            // A read asks by itself, and keeps to the limit; poll(2) does neither.
+            if for_more && !has_slept && !has_become_nonblocking && self.ask_whether_nonblocking(fd) {
+                return Err(Errno::AGAIN);
+            }
+            let by_poll = has_become_nonblocking || for_more;
+            let began = if blocks || for_more { Some(begin()) } else { None };
             let deadline = if has_slept || by_poll { began.and_then(until) } else { None };
-            if by_poll || deadline.is_some() || has_some && !at_once {
+            if by_poll || deadline.is_some() {
                 return self.sleep_for_byte_by_poll(fd, deadline, has_some);
             }
             match self.sleep_for_byte(fd, at_once) {
