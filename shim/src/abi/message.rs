@@ -76,8 +76,6 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssiz
         // SAFETY: the program's own name.
         message.msg_namelen =
             unsafe { put_name(fd, message.msg_name.cast(), message.msg_namelen, result, asked) };
-    } else {
-        message.msg_namelen = 0;
     }
     message.msg_flags = flags & libc::MSG_CMSG_CLOEXEC | control.flags;
     match descriptor::inq(fd) {
@@ -212,6 +210,10 @@ pub unsafe extern "C" fn recvmmsg(
         // SAFETY: the program's own arguments.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     }
+    if !timeout.is_null() && is_nowhere(timeout) {
+        // SAFETY: the kernel refuses it.
+        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    }
     cancellable(|| {
         // SAFETY: null or the program's own.
         let timeout = unsafe { timeout.as_mut() };
@@ -235,7 +237,7 @@ pub unsafe extern "C" fn recvmmsg(
             // SAFETY: one of the program's messages.
             Some(unsafe { receive_message(fd, message, (flags & !libc::MSG_WAITFORONE) | later) })
         });
-        if let (Some(left), Some(limit)) = (timeout, limit) {
+        if let (Some(left), Some(limit)) = (timeout.filter(|_| done > 0), limit) {
             let rest = limit.saturating_sub(start.elapsed());
             *left = timespec { tv_sec: rest.as_secs() as i64, tv_nsec: rest.subsec_nanos().into() };
         }

@@ -27,12 +27,11 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: so
     // SAFETY: the program's own arguments.
     let result = unsafe { real::connect(fd, address, length) };
     guard(|| {
-        if result != 0 && errno::now() == Errno::FAULT {
-            return result;
+        if result == 0 || matches!(errno::now(), Errno::INPROGRESS | Errno::INTR) {
+            // SAFETY: the kernel has read the address. Of a call that it refuses it may not even look at that.
+            let target = unsafe { open::target(address, length) };
+            open::connected(fd, target, result);
         }
-        // SAFETY: the kernel has read the address.
-        let target = unsafe { open::target(address, length) };
-        open::connected(fd, target, result);
         result
     })
 }

@@ -350,7 +350,11 @@ pub(crate) unsafe fn set_option(
         return call();
     }
     let Some(entered) = table::enter(fd) else { return call() };
-    if length as usize >= size_of::<c_int>() && !value.is_null() && name != libc::TCP_ULP {
+    if name != libc::TCP_ULP {
+        if (length as usize) < size_of::<c_int>() || !may_be_of_program(value.addr(), size_of::<c_int>()) {
+            // The kernel refuses it.
+            return call();
+        }
         // SAFETY: an int is readable there.
         let number = unsafe { value.cast::<c_int>().read_unaligned() };
         let harmless = match (reason, name) {

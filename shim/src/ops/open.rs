@@ -35,11 +35,9 @@ pub(crate) enum Target {
     Other,
 }
 
-/// connect(2) on `fd` returned.
+/// connect(2) on `fd` returned: it has connected, or the kernel goes on with it.
 pub(crate) fn connected(fd: i32, target: Target, result: i32) {
-    let underway =
-        result == 0 || matches!(errno::now(), rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR);
-    if !underway || matches!(target, Target::Other) || !config::enabled() || table::is_borrowed() {
+    if matches!(target, Target::Other) || !config::enabled() || table::is_borrowed() {
         return;
     }
     let Target::Service(service) = target else {

@@ -362,11 +362,16 @@ pub(crate) unsafe fn settle_passed_fds(message: *const libc::msghdr) -> bool {
         // There is none, or the kernel says `EFAULT`.
         return true;
     }
+    let end = control + length;
     let mut allowed = true;
     // SAFETY: a valid header with a control buffer.
     let mut part = unsafe { libc::CMSG_FIRSTHDR(message) };
     // SAFETY: null or inside the control buffer.
     while let Some(control) = unsafe { part.as_ref() } {
+        if control.cmsg_len > end - part.addr() {
+            // It says that it is longer than the buffer: the kernel sends nothing (`CMSG_OK` of linux/socket.h).
+            break;
+        }
         if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
             // SAFETY: `part` is a control message inside the buffer.
             let data = unsafe { libc::CMSG_DATA(part) }.cast::<i32>();

@@ -24,9 +24,14 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("lengths_that_no_buffer_has", claims_lengths, sends_on_demand),
     Behaviour::connected("nothing_at_impossible_addresses", moves_nothing, sends_on_demand),
     Behaviour::connected("names_of_impossible_lengths", has_room_for_odd_names, sends_on_demand),
+    Behaviour::connected("lengths_of_no_name", has_no_room_for_a_name, sends_on_demand),
     Behaviour::connected("sending_to_impossible_names", sends_to_odd_names, drains),
     Behaviour::connected("control_data_that_is_refused", sends_odd_control_data, drains).tcp_only(),
     Behaviour::connected("control_data_nowhere", sends_control_data_from_nowhere, drains),
+    Behaviour::connected("control_data_longer_than_its_buffer", sends_overlong_control_data, drains),
+    Behaviour::connected("connecting_to_nowhere", connects_to_nowhere, drains),
+    Behaviour::connected("options_from_nowhere", sets_options_from_nowhere, sends_on_demand),
+    Behaviour::connected("limits_of_recvmmsg", has_limits, sends_on_demand),
     Behaviour::connected("opening_fast_what_is_open", opens_fast, drains),
     Behaviour::connected("flag_of_the_kernels_own", passes_a_flag_of_the_kernels, sends_on_demand)
         .tally(Tally::Total(1), Tally::Total(1))
@@ -263,6 +268,15 @@ fn has_room_for_odd_names(side: &Side, fd: Fd) {
     stop(side);
 }
 
+fn has_no_room_for_a_name(side: &Side, fd: Fd) {
+    demand(side);
+    await_unread(fd, 4);
+    for length in [0, 55, u32::MAX, 1] {
+        let _ = calls::recvmsg_without_name(fd, 1, length);
+    }
+    stop(side);
+}
+
 fn sends_to_odd_names(side: &Side, fd: Fd) {
     for length in [129, 200, 1 << 31, u32::MAX] {
         assert_eq!(calls::sendto_with_length(fd, b"data", None, length), Err(Errno::EINVAL));
@@ -315,6 +329,59 @@ fn sends_control_data_from_nowhere(side: &Side, fd: Fd) {
         total += calls::sendmsg_with_control(fd, b"data", [0; 3], Some(address), 0, 0).unwrap_or(0);
     }
     assert_came(side, total);
+}
+
+/// A control message that says that it is longer than all of them: nothing is sent, and what is behind is none of its.
+fn sends_overlong_control_data(side: &Side, fd: Fd) {
+    let (other, peer) = calls::unix_pair().expect("socketpair");
+    for len in [25, 100, 1 << 20, -1] {
+        let header = [len, SOL_SOCKET, libc::SCM_RIGHTS];
+        assert_eq!(calls::sendmsg_with_control(other, b"data", header, None, 24, 0), Err(Errno::EINVAL));
+    }
+    assert_eq!(calls::recv(peer, 10, MSG_DONTWAIT), Err(Errno::EAGAIN));
+    let total = calls::send(fd, b"data", 0).unwrap_or(0);
+    assert_came(side, total);
+}
+
+/// The address is of no interest to the kernel where there is no socket, or it is too long.
+fn connects_to_nowhere(side: &Side, fd: Fd) {
+    let (other, _peer) = calls::unix_pair().expect("socketpair");
+    for address in NOWHERE {
+        for length in [16, 110, 4096] {
+            for fd in [fd, other, 999] {
+                assert!(calls::connect_nowhere(fd, address, length).is_err());
+            }
+        }
+    }
+    let total = calls::send(fd, b"data", 0).unwrap_or(0);
+    assert_came(side, total);
+}
+
+fn sets_options_from_nowhere(side: &Side, fd: Fd) {
+    for address in NOWHERE {
+        for name in [libc::SO_RCVLOWAT, libc::SO_PEEK_OFF, libc::SO_TIMESTAMP, libc::SO_RCVBUF] {
+            let _ = calls::set_option_nowhere(fd, SOL_SOCKET, name, address);
+        }
+        for name in [TCP_NODELAY, TCP_CORK, libc::TCP_INQ] {
+            let _ = calls::set_option_nowhere(fd, IPPROTO_TCP, name, address);
+        }
+    }
+    demand(side);
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+    stop(side);
+}
+
+/// What is left of a limit is told with messages alone.
+fn has_limits(side: &Side, fd: Fd) {
+    for address in [8, usize::MAX] {
+        assert_eq!(calls::recvmmsg_for_nowhere(fd, address), Err(Errno::EFAULT));
+    }
+    let limit = libc::timespec { tv_sec: 5, tv_nsec: 7 };
+    assert!(calls::recvmmsg_for(fd, 10, limit).is_err());
+    demand(side);
+    await_unread(fd, 4);
+    let _ = calls::recvmmsg_for(fd, 10, limit);
+    stop(side);
 }
 
 fn opens_fast(side: &Side, fd: Fd) {

@@ -272,6 +272,21 @@ pub fn recvmsg_with_length(fd: Fd, len: usize, length: u32, flags: c_int) -> Out
     )
 }
 
+/// recvmsg(2) of at most `len` bytes with no room for an address, which is said to be of `length` bytes.
+pub fn recvmsg_without_name(fd: Fd, len: usize, length: u32) -> Outcome<usize> {
+    let mut pieces = [vec![0; len]];
+    let mut vector = vector_of_mut(&mut pieces);
+    let mut message = message_of(&mut vector);
+    message.msg_namelen = length;
+    // SAFETY: the message describes buffers that outlive the call.
+    let ret = unsafe { libc::recvmsg(fd, &raw mut message, 0) };
+    noted(
+        Errno::check(ret),
+        || format!("recvmsg({fd}, {len}, no room {length:#x})"),
+        |count| format!("{count} address length {}", message.msg_namelen),
+    )
+}
+
 /// sendmsg(2) with an address of `length` bytes, at `place` or where there are as many.
 pub fn sendmsg_with_length(fd: Fd, data: &[u8], place: Option<usize>, length: u32) -> Outcome<usize> {
     let mut vector = vector_of(&[data]);
@@ -306,6 +321,49 @@ pub fn sendmsg_with_control(
     noted_number(Errno::check(ret), || {
         format!("sendmsg({fd}, {}, control {header:?} {place:?} {length:#x}, {flags:#x})", Bytes(data))
     })
+}
+
+/// connect(2) with `length` bytes at `address`.
+pub fn connect_nowhere(fd: Fd, address: usize, length: u32) -> Outcome<usize> {
+    // SAFETY: as in `recv_at`.
+    let ret = unsafe { libc::connect(fd, at(address).cast(), length) };
+    noted_number(Errno::check(ret as isize), || format!("connect({fd}, at {}, {length})", place(address)))
+}
+
+/// setsockopt(2) with four bytes at `address`.
+pub fn set_option_nowhere(fd: Fd, level: c_int, name: c_int, address: usize) -> Outcome<usize> {
+    // SAFETY: as in `recv_at`.
+    let ret = unsafe { libc::setsockopt(fd, level, name, at(address), 4) };
+    noted_number(Errno::check(ret as isize), || {
+        format!("setsockopt({fd}, {level}, {name}, at {}, 4)", place(address))
+    })
+}
+
+/// recvmmsg(2) of one message of at most `len` bytes, without waiting, with `limit` to look at between two. Whether it tells how much of
+/// that is left.
+pub fn recvmmsg_for(fd: Fd, len: usize, mut limit: libc::timespec) -> Outcome<(usize, bool)> {
+    let mut pieces = [vec![0; len]];
+    let mut vector = vector_of_mut(&mut pieces);
+    let mut message = libc::mmsghdr { msg_hdr: message_of(&mut vector), msg_len: 0 };
+    let libc::timespec { tv_sec, tv_nsec } = limit;
+    // SAFETY: the message describes buffers that outlive the call.
+    let ret = unsafe { libc::recvmmsg(fd, &raw mut message, 1, libc::MSG_DONTWAIT, &raw mut limit) };
+    let is_told = (limit.tv_sec, limit.tv_nsec) != (tv_sec, tv_nsec);
+    let outcome = Errno::check(ret as isize).map(|count| (count, is_told));
+    noted(
+        outcome,
+        || format!("recvmmsg({fd}, {len}, {tv_sec}.{tv_nsec}): changes it {is_told}"),
+        |(count, _)| count.to_string(),
+    )
+}
+
+/// The same with the limit at `address`.
+pub fn recvmmsg_for_nowhere(fd: Fd, address: usize) -> Outcome<usize> {
+    // SAFETY: as in `recv_at`.
+    let ret = unsafe {
+        libc::recvmmsg(fd, std::ptr::null_mut(), 0, libc::MSG_DONTWAIT, at(address).cast::<libc::timespec>())
+    };
+    noted_number(Errno::check(ret as isize), || format!("recvmmsg({fd}, 0, limit at {})", place(address)))
 }
 
 /// epoll_wait(2) for one event, to be reported nowhere.
