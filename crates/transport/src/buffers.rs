@@ -40,9 +40,41 @@ pub struct ControlData {
     pub length: usize,
     /// `msg_flags`, as the kernel has set them.
     pub flags: i32,
+    /// What is there is not that of the bytes which follow.
+    ends: bool,
 }
 
 impl ControlData {
+    /// Nowhere: of what comes only that it came is to be known.
+    pub const fn none() -> Self {
+        Self::new(std::ptr::null_mut(), 0)
+    }
+
+    /// In `room` bytes at `buffer`, if that is not null.
+    pub const fn new(buffer: *mut libc::c_void, room: usize) -> Self {
+        let room = if buffer.is_null() { 0 } else { room };
+        Self { buffer, room, length: 0, flags: 0, ends: false }
+    }
+
+    /// Whether the bytes that follow must not be added: descriptors are among what has come (`SCM_RIGHTS`), or it names another sender.
+    fn is_complete(&self) -> bool {
+        if self.ends {
+            return true;
+        }
+        let mut at = 0;
+        while self.length.saturating_sub(at) >= size_of::<libc::cmsghdr>() {
+            let header = self.buffer.cast::<u8>().wrapping_add(at).cast::<libc::cmsghdr>();
+            // SAFETY: the kernel has put a header there.
+            let header = unsafe { header.read_unaligned() };
+            if (header.cmsg_level, header.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                return true;
+            }
+            // Other threads may change what is there.
+            at += header.cmsg_len.clamp(size_of::<libc::cmsghdr>(), self.length).next_multiple_of(8);
+        }
+        false
+    }
+
     /// Names the sender of bytes that were sent when nobody had asked who sends them, as the kernel does (`scm_recv` of
     /// net/core/scm.c): process 0 of the user and group that stand for those that are not known.
     pub(crate) fn name_nobody(&mut self) {
@@ -53,6 +85,7 @@ impl ControlData {
             sender: libc::ucred,
         }
         const LENGTH: usize = std::mem::offset_of!(Credentials, sender) + size_of::<libc::ucred>();
+        self.ends = true;
         let room = self.room - self.length;
         let length = LENGTH.min(room);
         if length < LENGTH {
@@ -157,6 +190,11 @@ impl<'a> Buffers<'a> {
         self.control
             .as_ref()
             .is_some_and(|control| control.length > 0 || control.flags & libc::MSG_CTRUNC != 0)
+    }
+
+    /// Whether something has come there that belongs to no more bytes than these.
+    pub(crate) fn has_all_control(&self) -> bool {
+        self.control.as_ref().is_some_and(|control| control.is_complete())
     }
 
     fn skip_empty(&mut self) {

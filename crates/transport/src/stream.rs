@@ -192,7 +192,7 @@ impl Connection {
     }
 
     /// Whether an `AF_UNIX` socket is to tell who has sent what is read.
-    fn tells_senders(&self, fd: i32) -> bool {
+    pub(crate) fn tells_senders(&self, fd: i32) -> bool {
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         self.is_unix() && unix::tells_senders(unsafe { BorrowedFd::borrow_raw(fd) })
     }

@@ -60,7 +60,7 @@ impl Connection {
                 Ok(count) => {
                     self.blind_reads.store(0, Ordering::Relaxed);
                     total += count;
-                    if !whole || target.left() == 0 {
+                    if !whole || target.left() == 0 || self.is_cut(fd, target) {
                         return Ok(total);
                     }
                 }
@@ -88,6 +88,13 @@ impl Connection {
                 Err(errno) => return Err(self.told(errno)),
             }
         }
+    }
+
+    /// Whether a read ends where it is, however much it asks for: with a message that came with descriptors, which are those of the bytes up to
+    /// there (`unix_stream_read_generic`). The next one's would take their place.
+    fn is_cut(&self, fd: i32, target: &Buffers<'_>) -> bool {
+        // Of the senders' names, which may come as well, one is enough.
+        target.has_control() && (target.has_all_control() || !self.tells_senders(fd))
     }
 
     /// As [`Self::recv_briefly`], for who has waited, and wants as soon as can be what has come.

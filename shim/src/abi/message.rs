@@ -46,8 +46,7 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssiz
     let mut ours = true;
     // SAFETY: the program's own message.
     let (buffer, room) = unsafe { ((*message).msg_control, (*message).msg_controllen) };
-    let room = if buffer.is_null() { 0 } else { room };
-    let mut control = ControlData { buffer, room, length: 0, flags: 0 };
+    let mut control = ControlData::new(buffer, room);
     let asked;
     // SAFETY: the program's own message.
     let result = unsafe {

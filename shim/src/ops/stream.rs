@@ -74,6 +74,9 @@ pub(crate) unsafe fn receive_with(
             Ok(target) => target,
             Err(errno) => return errno::count(Err(errno)),
         };
+        // Descriptors end a read that asks for all of its bytes, wherever they go.
+        let mut none = ControlData::none();
+        let control = control.or((flags & libc::MSG_WAITALL != 0).then_some(&mut none));
         if let Some(control) = control.filter(|_| call.connection().is_unix()) {
             target = target.with_control(control);
         }

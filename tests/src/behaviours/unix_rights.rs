@@ -6,7 +6,7 @@
 
 use std::os::raw::c_int;
 
-use libc::{MSG_CMSG_CLOEXEC, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK};
+use libc::{MSG_CMSG_CLOEXEC, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITALL};
 
 use super::peers::{answer_echoes, request_echoes, send_all};
 use super::unix_streams::look;
@@ -20,6 +20,10 @@ pub(super) const ALL: &[Behaviour] = &[
     whole("with_the_first_message_of_the_server", sends_first_of_all, receives_first_of_all),
     late("read_in_one", gives_between, takes_in_one),
     late("read_in_pieces", gives_between, takes_in_pieces),
+    late("read_whole", gives_between, takes_whole),
+    late("read_whole_without_room", gives_between, takes_whole_without_room),
+    late("read_whole_one_by_one", gives_five, takes_five_whole),
+    late("read_whole_while_the_receiver_waits", gives_one, waits_for_all),
     late("peeked_at", gives_between, peeks_and_takes),
     late("peeked_at_up_to_it", gives_between, peeks_up_to_it)
         .limitation("**`MSG_PEEK` of bytes before those with descriptors**"),
@@ -195,6 +199,30 @@ fn takes_in_pieces(side: &Side, fd: Fd) {
     answers_on(side, fd);
 }
 
+/// Who asks for all gets it, but for what is behind descriptors.
+fn takes_whole(side: &Side, fd: Fd) {
+    side.sync("sent");
+    take(fd, 16, MSG_WAITALL);
+    take(fd, 6, MSG_WAITALL);
+    answers_on(side, fd);
+}
+
+fn takes_whole_without_room(side: &Side, fd: Fd) {
+    side.sync("sent");
+    assert_eq!(calls::recv(fd, 16, MSG_WAITALL), Ok(b"beforewith".to_vec()));
+    assert_eq!(calls::recv(fd, 6, MSG_WAITALL), Ok(b"behind".to_vec()));
+    answers_on(side, fd);
+}
+
+fn takes_five_whole(side: &Side, fd: Fd) {
+    side.sync("sent");
+    let mut left = WORDS.concat().len();
+    while left > 0 {
+        left -= take(fd, left, MSG_WAITALL).data.len();
+    }
+    answers_on(side, fd);
+}
+
 fn peeks_and_takes(side: &Side, fd: Fd) {
     side.sync("sent");
     for len in [7, 10, 100] {
@@ -335,6 +363,13 @@ fn gives_one(side: &Side, fd: Fd) {
 
 fn waits_in_recvmsg(side: &Side, fd: Fd) {
     let letter = while_blocked(|| calls::recvmsg_with(fd, &[100], ROOM, 0), || side.sync("waiting"));
+    open(&letter.expect("recvmsg"));
+    answers_on(side, fd);
+}
+
+fn waits_for_all(side: &Side, fd: Fd) {
+    let letter =
+        while_blocked(|| calls::recvmsg_with(fd, &[100], ROOM, MSG_WAITALL), || side.sync("waiting"));
     open(&letter.expect("recvmsg"));
     answers_on(side, fd);
 }
