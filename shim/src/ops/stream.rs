@@ -241,14 +241,18 @@ pub(crate) unsafe fn transmit(
         if source.left() > 0 {
             errno::keep(|| epoll::stalled(call.slot));
         }
-        // To who has waited for room on `AF_UNIX` none is sent (`unix_stream_sendmsg`).
-        let is_quiet = source.has_waited() && call.connection().is_unix();
-        if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 && !is_quiet {
+        if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 && !is_quiet(&call, &source) {
             raise_sigpipe();
         }
         return errno::count(result);
     }
     call.connection().by_kernel(kernel, |result| note_sent(&call, result, length(list)))
+}
+
+/// Whether a write that fails raises no signal: on `AF_UNIX`, who has waited for room is sent none (`unix_stream_sendmsg` of
+/// net/unix/af_unix.c).
+fn is_quiet(call: &table::Call, source: &Buffers<'_>) -> bool {
+    source.has_waited() && call.connection().is_unix()
 }
 
 /// Whether the kernel would take `MSG_ZEROCOPY` at its word.
@@ -498,17 +502,19 @@ fn copy_file(
             Err(errno) => break Some(errno),
         };
         let list = one(buffer.as_ptr(), got);
-        let sent = Buffers::new(&list).and_then(|mut source| {
-            if total > 0 {
-                source.note_some();
-            }
-            // libc's is no cancellation point.
-            put_off(|| call.connection().send(out, &mut source, 0))
-        });
+        let mut source = match Buffers::new(&list) {
+            Ok(source) => source,
+            Err(errno) => break Some(errno),
+        };
+        if total > 0 {
+            source.note_some();
+        }
+        // libc's is no cancellation point.
+        let sent = put_off(|| call.connection().send(out, &mut source, 0));
         match sent {
             Ok(sent) => total += sent,
             Err(errno) => {
-                if errno == Errno::PIPE && total == 0 {
+                if errno == Errno::PIPE && total == 0 && !is_quiet(call, &source) {
                     raise_sigpipe();
                 }
                 break Some(errno);

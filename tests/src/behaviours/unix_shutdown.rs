@@ -11,7 +11,8 @@ use super::Behaviour;
 use super::ending::every_write_fails;
 use super::peers::{fill, send_all};
 use super::unix_streams::{
-    Watch, awaits_room_by_epoll, both, look, new_set, polls_for_room, sends_a_part, writes_until_it_ends,
+    Watch, awaits_room_by_epoll, both, look, new_set, polls_for_room, sends_a_file_until_it_ends,
+    sends_a_part, writes_until_it_ends,
 };
 use crate::calls::{self, Errno, Fd, caught, quietly};
 use crate::say;
@@ -31,6 +32,11 @@ pub(super) const ALL: &[Behaviour] = &[
         "reading_is_shut_down_while_a_write_has_sent_a_part",
         shuts_down_while_blocked::<SHUT_RD>,
         sends_a_part,
+    ),
+    both(
+        "reading_is_shut_down_while_sendfile_waits",
+        shuts_down_while_blocked::<SHUT_RD>,
+        sends_a_file_until_it_ends,
     ),
     both("reading_is_shut_down_while_poll_waits_for_room", stops_and_reads, polls_for_room),
     both("reading_is_shut_down_while_epoll_waits_for_room", stops_and_reads, awaits_room_by_epoll),

@@ -180,6 +180,17 @@ pub(super) fn writes_until_it_ends(side: &Side, fd: Fd) {
     after_the_end(side, fd);
 }
 
+/// Who has waited is sent no signal, whatever it writes by.
+pub(super) fn sends_a_file_until_it_ends(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    fill(fd);
+    let file = calls::file_with(&[b'x'; 1 << 16]).expect("memfd_create");
+    let sent = while_blocked(|| calls::sendfile(fd, file, 1 << 16), || side.sync("blocked"));
+    assert!(sent.is_err());
+    side.sync("ended");
+    after_the_end(side, fd);
+}
+
 fn after_the_end(side: &Side, fd: Fd) {
     say!("SIGPIPE {}", caught(libc::SIGPIPE));
     let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLRDHUP)], 0);
