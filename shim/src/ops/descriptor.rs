@@ -10,10 +10,10 @@ use thallus_transport::arena::flag;
 use thallus_transport::buffers::may_be_of_program;
 use thallus_transport::reason::Reason;
 use thallus_transport::segment::Segment;
-use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
+use thallus_transport::settle::SHORT_PATIENCE;
 use thallus_transport::{tcp, unix};
 
-use crate::ops::stream::settle;
+use crate::ops::stream::{leave_to_kernel, settle};
 use crate::ops::{epoll, process};
 use crate::{errno, real, table};
 
@@ -370,9 +370,7 @@ pub(crate) unsafe fn set_option(
     if entered.connection().pin(fd, reason) {
         return call();
     }
-    if reason == Reason::ControlData
-        && entered.connection().send_by_kernel(fd, reason, Instant::now() + PATIENCE)
-    {
+    if reason == Reason::ControlData && leave_to_kernel(&entered, fd, reason) {
         return call();
     }
     // Too late: the bytes have left TCP. A threshold is a hint; the others are features to do without.

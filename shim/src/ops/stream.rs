@@ -1,8 +1,9 @@
 //! Bytes in and out: read, recv, write, send and their relatives.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use rustix::event::Timespec;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use thallus_transport::arena::flag;
@@ -171,6 +172,20 @@ pub(crate) unsafe fn transmit_briefly(
     unsafe { call.connection().send_briefly(fd, source, length) }.map(usize::cast_signed)
 }
 
+/// How long a call waits that can't be made yet, at first and at most.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+
+/// Has the kernel's socket carry whatever is sent on an `AF_UNIX` connection from now on ([`Connection::send_by_kernel`]). False if that can't
+/// be yet.
+#[cold]
+pub(crate) fn leave_to_kernel(call: &table::Call, fd: i32, reason: Reason) -> bool {
+    // Registrations on which nobody waits look at memory before the next wait; else they would count as asleep, and only the peer could move
+    // what is unread.
+    errno::keep(|| epoll::stalled(call.slot));
+    call.connection().send_by_kernel(fd, reason, Instant::now() + PATIENCE)
+}
+
 /// Sends what only the kernel can carry on an `AF_UNIX` connection: `kernel` sends `asked` bytes with something beside them.
 #[cold]
 pub(crate) fn transmit_with_control(
@@ -181,13 +196,18 @@ pub(crate) fn transmit_with_control(
 ) -> isize {
     let Some(call) = table::enter(fd) else { return kernel() };
     let connection = call.connection();
-    while !connection.send_by_kernel(fd, Reason::ControlData, Instant::now() + PATIENCE) {
+    let mut pause = SHORTEST_PAUSE;
+    while !leave_to_kernel(&call, fd, Reason::ControlData) {
         if connection.is_gone() || connection.is_closed() {
             break;
         }
         if flags & libc::MSG_DONTWAIT != 0 || connection.nonblocking.load(Ordering::Relaxed) {
             return errno::count(Err(Errno::AGAIN));
         }
+        // Others have to read first, or write; and a peer that is asked without end takes that for a lie.
+        // Not by libc's, which is a cancellation point.
+        let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: i64::from(pause.subsec_nanos()) });
+        pause = (2 * pause).min(LONGEST_PAUSE);
     }
     let result = point(kernel).unwrap_or(-1);
     note_sent(&call, result, asked);

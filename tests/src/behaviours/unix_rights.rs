@@ -46,6 +46,7 @@ pub(super) const ALL: &[Behaviour] = &[
     late("to_one_that_has_closed_with_unread_bytes_at_the_sender", gives_to_nobody, closes_behind_bytes),
     late("beside_a_thread_that_reads", gives_beside_a_reader, takes_and_answers_the_reader),
     late("with_more_unread_than_the_kernel_would_take", gives_with_much_unread, takes_having_sent_much),
+    late("with_more_unread_in_a_set", gives_with_more_unread_in_a_set, takes_having_sent_more),
     late("to_one_that_never_writes", gives_once_more, takes_after_a_while),
     late("with_much_unread_at_the_receiver", gives_behind_much, takes_behind_much),
     late("with_many_bytes", gives_with_many, takes_with_many),
@@ -534,6 +535,38 @@ fn gives_with_much_unread(side: &Side, fd: Fd) {
     receive_pattern(fd, &mut Pattern::new(62), MUCH, 4000);
     gift.read();
     asks_on(side, fd);
+}
+
+/// More than the other side could send once more, had it to.
+const MORE: usize = 150_000;
+
+/// A registration that has been idle for some waits, and on which nobody waits now, is no reason to wait for the other side.
+fn gives_with_more_unread_in_a_set(side: &Side, fd: Fd) {
+    let set = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(set, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    for _ in 0..20 {
+        quietly(|| calls::epoll_wait(set, 4, 5)).expect("epoll_wait");
+    }
+    side.sync("idle");
+    side.sync("unread");
+    let gift = Gift::new();
+    gift.give(fd, b"with");
+    side.sync("sent");
+    let ready = calls::epoll_wait(set, 4, -1).expect("epoll_wait");
+    assert_eq!(ready.len(), 1);
+    receive_pattern(fd, &mut Pattern::new(62), MORE, 4000);
+    let _ = calls::epoll_wait(set, 4, 0);
+    gift.read();
+    asks_on(side, fd);
+}
+
+fn takes_having_sent_more(side: &Side, fd: Fd) {
+    side.sync("idle");
+    send_all(fd, &Pattern::new(62).take(MORE));
+    side.sync("unread");
+    side.sync("sent");
+    take(fd, 100, 0);
+    answers_on(side, fd);
 }
 
 fn takes_having_sent_much(side: &Side, fd: Fd) {
