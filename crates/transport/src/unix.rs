@@ -154,6 +154,9 @@ pub fn tells_senders(fd: BorrowedFd<'_>) -> bool {
 /// `SO_PASSCRED`, `SO_PASSSEC` and `SO_PASSPIDFD` (asm-generic/socket.h).
 pub const SENDER_OPTIONS: [i32; 3] = [libc::SO_PASSCRED, libc::SO_PASSSEC, 76];
 
+/// Has each recvmsg(2) tell how many bytes it leaves (asm-generic/socket.h, since Linux 6.17). Whether it is on can't be asked.
+pub const SO_INQ: i32 = 84;
+
 /// The number by which sock_diag(7) knows the socket `fd`.
 pub(crate) fn inode(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
     // The kernel's numbers of sockets have 32 bits (`get_next_ino` of fs/inode.c).

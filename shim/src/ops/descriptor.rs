@@ -339,6 +339,7 @@ pub(crate) unsafe fn set_option(
     let reason = match (level, name) {
         (libc::SOL_SOCKET, name) if NOT_OF_TCP.contains(&name) => Reason::ControlData,
         (libc::SOL_SOCKET, libc::SO_PEEK_OFF) => Reason::UnsupportedCall,
+        (libc::SOL_SOCKET, unix::SO_INQ) if table::is_unix(fd) => Reason::UnsupportedCall,
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => Reason::RcvLowat,
         (libc::SOL_SOCKET, name) if tcp::STAMPS.contains(&name) => Reason::UnsupportedCall,
         (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => Reason::UnsupportedCall,

@@ -40,6 +40,11 @@ pub(super) const ALL: &[Behaviour] = &[
         .limitation("**`SO_PEEK_OFF`**"),
     whole("peek_offset_early", accepts_and_sets_a_peek_offset, connects_and_sends, Tally::Total(1))
         .alone(&["unsupported-call"]),
+    both("counts_of_unread_bytes_late", asks_what_is_left, sends_thrice)
+        .alone(&["unsupported-call"])
+        .limitation("**`SO_INQ`**"),
+    whole("counts_of_unread_bytes_early", accepts_and_asks_what_is_left, connects_and_sends, Tally::Total(1))
+        .alone(&["unsupported-call"]),
     whole("low_water_mark_early", accepts_and_raises_the_mark, connects_and_sends, Tally::Total(1))
         .alone(&["rcvlowat"]),
     both("who_the_peer_is", asks_who_it_is, asks_who_it_is),
@@ -442,6 +447,26 @@ fn accepts_and_sets_a_peek_offset(side: &Side) {
     let listener = side.listen();
     let fd = side.accept(listener);
     peeks_with_an_offset(side, fd);
+}
+
+/// `SO_INQ` of asm-generic/socket.h.
+const SO_INQ: c_int = 84;
+
+fn asks_what_is_left(side: &Side, fd: Fd) {
+    let _ = calls::set_option(fd, SOL_SOCKET, SO_INQ, 1);
+    side.sync("ready");
+    side.sync("sent");
+    for len in [3, 20, 100] {
+        let _ = calls::recvmsg_with(fd, &[len], [0, 200], 0);
+    }
+    let _ = calls::set_option(fd, SOL_SOCKET, SO_INQ, 0);
+    side.sync("done");
+}
+
+fn accepts_and_asks_what_is_left(side: &Side) {
+    let listener = side.listen();
+    let fd = side.accept(listener);
+    asks_what_is_left(side, fd);
 }
 
 fn connects_and_sends(side: &Side) {
