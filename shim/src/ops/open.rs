@@ -76,14 +76,14 @@ pub(crate) fn accepted(listener: i32, fd: i32) {
         }
         table::track(fd, Role::Server, service, true);
     } else {
-        table::remove(fd);
+        table::add_other(fd);
     }
 }
 
 /// What a socket address of the application's names.
 ///
 /// # Safety
-/// `address` is readable for `length` bytes, or the kernel has refused it.
+/// `address` is readable for `length` bytes.
 pub(crate) unsafe fn target(address: *const libc::sockaddr, length: libc::socklen_t) -> Target {
     let length = length as usize;
     if address.is_null() || length < size_of::<libc::sa_family_t>() {

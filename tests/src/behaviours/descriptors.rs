@@ -21,6 +21,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Upgraded(2), Tally::Upgraded(2)),
     Behaviour::connected("closed_number_is_reused", closed_number_is_reused, two_connections)
         .tally(Tally::Upgraded(2), Tally::Upgraded(2)),
+    Behaviour::connected("number_of_one_closed_unseen_is_accepted", accepted_in_its_place, awaits_the_end),
     Behaviour::connected("lowest_free_number", lowest_free_number, sends_on_demand),
     Behaviour::connected("listing_of_open_files", listing, sends_on_demand),
     Behaviour::connected("moved_to_a_high_number", moved_high, sends_on_demand),
@@ -57,6 +58,18 @@ fn awaits_the_end(side: &Side, fd: Fd) {
 
 fn echoes_until_the_end(_side: &Side, fd: Fd) {
     say!("echoed {}", echo(fd));
+}
+
+/// What is accepted as its number is none of its: no byte of that is taken when the number is found to be another's.
+fn accepted_in_its_place(side: &Side, fd: Fd) {
+    side.sync("half way");
+    side.sync("go on");
+    let (listener, client) = quietly(calls::packet_sockets);
+    assert_eq!(calls::send(client, b"for another", 0), Ok(11));
+    calls::unseen_close(fd);
+    assert_eq!(quietly(|| calls::accept4(listener, 0)), Ok(fd));
+    assert_eq!(calls::recv(fd, 100, libc::MSG_DONTWAIT), Ok(b"for another".to_vec()));
+    side.sync("done");
 }
 
 fn copy_works(side: &Side, fd: Fd) {

@@ -217,6 +217,24 @@ pub fn unix_pair() -> Outcome<(Fd, Fd)> {
     )
 }
 
+/// A listening socket of `SOCK_SEQPACKET`, which is none of a stream's, and one that has connected to it and waits to be accepted.
+pub fn packet_sockets() -> (Fd, Fd) {
+    let socket = || {
+        // SAFETY: takes no pointer.
+        let ret = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0) };
+        Errno::check(ret as isize).map(|fd| fd as Fd).expect("socket")
+    };
+    let (listener, client) = (socket(), socket());
+    bind_to_free_name(listener).expect("bind");
+    listen(listener, 1).expect("listen");
+    let mut raw = RawAddress::room();
+    // SAFETY: pointer and length are those of `raw`.
+    let ret = unsafe { libc::getsockname(listener, (&raw mut raw.0).cast(), &raw mut raw.1) };
+    Errno::check(ret as isize).expect("getsockname");
+    connect_raw(client, &raw).expect("connect");
+    (listener, client)
+}
+
 /// bind(2). Port 0 is a free one.
 pub fn bind(fd: Fd, address: SocketAddr) -> Outcome<usize> {
     let outcome = if address == SocketAddr::from((NAMED, 0)) {

@@ -295,6 +295,12 @@ pub fn close_sets_unseen(least: Fd) -> usize {
     sets.len()
 }
 
+/// close(2) by a system call that no hook sees.
+pub fn unseen_close(fd: Fd) {
+    // SAFETY: whoever has it is to notice.
+    unsafe { rustix::io::close(fd) };
+}
+
 /// poll(2) for ever on one descriptor, by a system call that no hook sees. How many are ready.
 pub fn unseen_poll(fd: Fd, events: c_short) -> Outcome<usize> {
     // SAFETY: the caller's descriptor, which is open.
