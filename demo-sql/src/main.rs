@@ -16,6 +16,11 @@ macro_rules! log {
     }};
 }
 
+/// A line on standard output.
+macro_rules! say {
+    ($($text:tt)*) => { $crate::say(format_args!($($text)*)) };
+}
+
 mod carried;
 mod client;
 mod link;
@@ -30,7 +35,8 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-use std::io::Write;
+use std::fmt::Arguments as Text;
+use std::io::{ErrorKind, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -152,6 +158,14 @@ fn main() -> ExitCode {
     }
 }
 
+/// Of a reader who has seen enough, as in `… | head`, nobody wants anything more: the process ends, and with it what workers do for it.
+fn say(line: Text<'_>) -> Result<()> {
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        outcome => outcome.context("can't write to standard output"),
+    }
+}
+
 fn run() -> Result<()> {
     let arguments = Arguments::parse();
     let runtime =
@@ -176,7 +190,7 @@ async fn execute(command: Command) -> Result<()> {
         Command::Explain { workers, planning, query } => run::explain(&workers, &planning, &query).await,
         Command::Status { workers } => {
             for status in run::statuses(&workers, &Resolver::new(WINDOW)).await? {
-                println!("{}", serde_json::to_string(&status)?);
+                say!("{}", serde_json::to_string(&status)?)?;
             }
             Ok(())
         }

@@ -56,12 +56,10 @@ pub(crate) async fn sql(arguments: &Sql) -> Result<()> {
         {
             sum.add(&batch?)?;
         }
-        println!("{}", serde_json::to_string(&sum)?);
-        return Ok(());
+        return say!("{}", serde_json::to_string(&sum)?);
     }
     let batches: Vec<RecordBatch> = stream.try_collect().await?;
-    println!("{}", pretty_format_batches(&batches)?);
-    Ok(())
+    say!("{}", pretty_format_batches(&batches)?)
 }
 
 pub(crate) async fn statuses(workers: &[String], resolver: &Resolver) -> Result<Vec<Status>> {
@@ -118,7 +116,7 @@ pub(crate) async fn bench(arguments: &Bench) -> Result<()> {
                 let after = statuses(&arguments.workers, &resolver).await?;
                 ensure!(sum == wanted, "{transport:?}, {query}: {sum:?}, and in one process {wanted:?}");
                 let sample = sample(number, *transport, round, seconds, sum, &before, &after);
-                println!("{}", serde_json::to_string(&sample)?);
+                say!("{}", serde_json::to_string(&sample)?)?;
             }
         }
     }
@@ -174,6 +172,5 @@ pub(crate) async fn explain(workers: &[String], planning: &Planning, query: &str
     let workers = workers.iter().map(|worker| url(Transport::Thallus, worker)).collect::<Result<_>>()?;
     let context = session(workers, &Resolver::new(WINDOW), planning).await?;
     let plan = context.sql(query).await?.create_physical_plan().await?;
-    println!("{}", datafusion_distributed::display_plan_ascii(plan.as_ref(), false));
-    Ok(())
+    say!("{}", datafusion_distributed::display_plan_ascii(plan.as_ref(), false))
 }

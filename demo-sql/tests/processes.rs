@@ -7,9 +7,12 @@ mod support;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::process::Stdio;
 
 use serde_json::Value;
-use support::{PATIENCE, Tables, Worker, are_busy, are_idle, begin, library, lines, statuses, workers};
+use support::{
+    PATIENCE, Tables, Worker, are_busy, are_idle, begin, library, lines, program, statuses, workers,
+};
 
 const JOIN: &str = "SELECT c.segment, count(*), sum(l.cents * l.quantity), max(l.note) FROM lines l
     JOIN orders o ON l.order_id = o.id JOIN customers c ON o.customer = c.id GROUP BY c.segment";
@@ -131,6 +134,21 @@ fn a_limit_or_a_reader_that_has_enough_ends_early() {
     let rows = lines(begin("sql", &all(&workers), &tables, None, &["--stop-after", "20000", endless]));
     assert!(number(&rows[0], "rows") >= 20_000);
     are_idle(&all(&workers));
+}
+
+#[test]
+fn a_reader_who_has_seen_enough_is_no_error_and_a_full_disk_is_one() {
+    for arguments in [["sql", "SELECT 1"].as_slice(), &["sql", "--count", "SELECT 1"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = program(None).args(arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(0), ""));
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = program(None).args(arguments).stdout(full).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(said.contains("can't write to standard output: No space left"), "{said}");
+    }
 }
 
 /// What a worker answers until it closes the connection.
