@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use arrow_array::RecordBatch;
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
-use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::arrow::util::pretty::pretty_format_batches_with_schema;
 use datafusion::prelude::SessionContext;
 use futures_util::{StreamExt, TryStreamExt};
 use serde::Serialize;
@@ -58,8 +58,10 @@ pub(crate) async fn sql(arguments: &Sql) -> Result<()> {
         }
         return say!("{}", serde_json::to_string(&sum)?);
     }
+    // Of no rows at all the columns are shown, too.
+    let schema = stream.schema();
     let batches: Vec<RecordBatch> = stream.try_collect().await?;
-    say!("{}", pretty_format_batches(&batches)?)
+    say!("{}", pretty_format_batches_with_schema(schema, &batches)?)
 }
 
 pub(crate) async fn statuses(workers: &[String], resolver: &Resolver) -> Result<Vec<Status>> {

@@ -151,6 +151,17 @@ fn a_reader_who_has_seen_enough_is_no_error_and_a_full_disk_is_one() {
     }
 }
 
+#[test]
+fn a_table_of_no_rows_has_its_columns() {
+    let (workers, tables) = (workers(2, None), Tables::new(1_000));
+    let none = "SELECT item AS i, count(*) AS n FROM lines WHERE cents < 0 GROUP BY item";
+    for workers in [all(&workers), Vec::new()] {
+        let output = begin("sql", &workers, &tables, None, &[none]).output();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && said.contains("| i | n |"), "{said}");
+    }
+}
+
 /// What a worker answers until it closes the connection.
 fn answer(worker: &Worker, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(&worker.address).unwrap();
