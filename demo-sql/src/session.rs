@@ -3,14 +3,18 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use datafusion::common::DataFusionError;
+use datafusion::common::{DataFusionError, exec_datafusion_err};
 use datafusion::execution::SessionStateBuilder;
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
-use datafusion_distributed::{DistributedExt, SessionStateBuilderExt, WorkerResolver};
+use datafusion_distributed::{DistributedConfig, DistributedExt, SessionStateBuilderExt, WorkerResolver};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
 use crate::Transport;
 use crate::client::{Resolver, SCHEME};
+
+/// Has an option that the query was planned with, for workers.
+const OPTION: HeaderName = HeaderName::from_static("thallus-option");
 
 /// How queries are planned.
 #[derive(Clone, Debug, clap::Args)]
@@ -24,7 +28,7 @@ pub(crate) struct Planning {
     /// Bytes of files for each partition of a scan: fewer make more workers take part
     #[arg(long, default_value_t = 1 << 20)]
     pub(crate) scan_bytes: usize,
-    /// Options of DataFusion
+    /// Options of DataFusion (datafusion.…) and its distributed planner (distributed.…), here and at the workers
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) options: Vec<String>,
 }
@@ -40,6 +44,24 @@ pub(crate) fn url(transport: Transport, worker: &str) -> Result<Url> {
         "worker {worker}: HOST:PORT is wanted"
     );
     Ok(url)
+}
+
+/// Sets KEY=VALUE.
+fn set(config: &mut SessionConfig, option: &str) -> Result<()> {
+    let (key, value) = option.split_once('=').with_context(|| format!("{option}: KEY=VALUE is wanted"))?;
+    Ok(config.options_mut().set(key, value)?)
+}
+
+/// At a worker: sets what the query was planned with. Without, its plan would be run by the engine's own options. Those of the distributed
+/// planner come by headers of the engine's.
+pub(crate) fn set_options_of(headers: &HeaderMap, config: &mut SessionConfig) -> Result<(), DataFusionError> {
+    let options = headers.get_all(OPTION).iter().map(HeaderValue::as_bytes);
+    for option in options.filter_map(|option| std::str::from_utf8(option).ok()) {
+        if !option.starts_with("distributed.") {
+            set(config, option).map_err(|error| exec_datafusion_err!("{error}"))?;
+        }
+    }
+    Ok(())
 }
 
 struct Workers(Vec<Url>);
@@ -60,10 +82,14 @@ pub(crate) async fn session(
     if let Some(partitions) = planning.partitions {
         config = config.with_target_partitions(partitions);
     }
+    // Before options, of which some are the distributed planner's.
+    let mut config = config.with_distributed_option_extension(DistributedConfig::default());
+    let mut headers = HeaderMap::new();
     for option in &planning.options {
-        let (key, value) =
-            option.split_once('=').with_context(|| format!("{option}: KEY=VALUE is wanted"))?;
-        config.options_mut().set(key, value)?;
+        set(&mut config, option)?;
+        let value = HeaderValue::from_bytes(option.as_bytes())
+            .with_context(|| format!("{option:?}: control characters"))?;
+        headers.append(OPTION, value);
     }
     let builder = SessionStateBuilder::new().with_default_features().with_config(config);
     let state = match workers.is_empty() {
@@ -75,6 +101,7 @@ pub(crate) async fn session(
             .with_distributed_file_scan_config_bytes_per_partition(planning.scan_bytes)?
             .with_distributed_metrics_collection(false)?
             .with_distributed_compression(None)?
+            .with_distributed_passthrough_headers(headers)?
             .build(),
     };
     let context = SessionContext::from(state);

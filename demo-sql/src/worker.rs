@@ -25,6 +25,7 @@ use crate::carried::{Carried, End, Ends, Entry};
 use crate::client::Resolver;
 use crate::link::{self, greet, prepare, read_exact};
 use crate::serve::{Host, Live, serve};
+use crate::session::set_options_of;
 use crate::wire::MAGIC;
 
 /// What HTTP/2 begins with (RFC 9113, 3.4), as far as it is looked at.
@@ -56,9 +57,12 @@ pub(crate) struct Status {
 ///
 /// Those of accept(2) that do not go away.
 pub(crate) async fn run(listener: std::net::TcpListener, resolver: Resolver) -> io::Result<()> {
-    let worker = Worker::from_session_builder(move |query: WorkerQueryContext| {
+    let worker = Worker::from_session_builder(move |mut query: WorkerQueryContext| {
         let resolver = resolver.clone();
-        async move { Ok(query.builder.with_distributed_channel_resolver(resolver).build()) }
+        async move {
+            set_options_of(&query.headers, query.builder.config().get_or_insert_default())?;
+            Ok(query.builder.with_distributed_channel_resolver(resolver).build())
+        }
     })
     .with_version(env!("CARGO_PKG_VERSION"));
 

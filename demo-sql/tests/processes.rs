@@ -151,6 +151,19 @@ fn a_reader_who_has_seen_enough_is_no_error_and_a_full_disk_is_one() {
     }
 }
 
+/// They decide what a plan computes, also where a worker runs it.
+#[test]
+fn options_reach_the_workers() {
+    let (workers, tables) = (workers(2, None), Tables::new(1_000));
+    let local = "SELECT item, min(CAST(to_timestamp(item) AS VARCHAR)) FROM lines GROUP BY item";
+    for option in ["datafusion.execution.time_zone=+05:00", "distributed.max_tasks_per_stage=1"] {
+        let arguments = ["--rounds", "1", "--set", option, local];
+        assert_eq!(lines(begin("bench", &all(&workers), &tables, None, &arguments)).len(), 2);
+    }
+    let output = begin("sql", &all(&workers), &tables, None, &["--set=datafusion.no=1", local]).output();
+    assert!(!output.status.success());
+}
+
 #[test]
 fn a_table_of_no_rows_has_its_columns() {
     let (workers, tables) = (workers(2, None), Tables::new(1_000));
