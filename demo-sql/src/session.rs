@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use clap::builder::RangedU64ValueParser;
 use datafusion::common::{DataFusionError, exec_datafusion_err};
 use datafusion::execution::SessionStateBuilder;
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
@@ -23,10 +24,10 @@ pub(crate) struct Planning {
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<std::path::PathBuf>,
     /// Partitions of a task [default: processors]
-    #[arg(long)]
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) partitions: Option<usize>,
     /// Bytes of files for each partition of a scan: fewer make more workers take part
-    #[arg(long, default_value_t = 1 << 20)]
+    #[arg(long, default_value_t = 1 << 20, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) scan_bytes: usize,
     /// Options of DataFusion (datafusion.…) and its distributed planner (distributed.…), here and at the workers
     #[arg(long = "set", value_name = "KEY=VALUE")]

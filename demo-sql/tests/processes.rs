@@ -165,6 +165,15 @@ fn options_reach_the_workers() {
 }
 
 #[test]
+fn numbers_that_make_no_sense_are_refused() {
+    for option in ["--partitions=0", "--scan-bytes=0"] {
+        let output = program(None).args(["sql", option, "SELECT 1"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains("is not in 1.."), "{said}");
+    }
+}
+
+#[test]
 fn a_table_of_no_rows_has_its_columns() {
     let (workers, tables) = (workers(2, None), Tables::new(1_000));
     let none = "SELECT item AS i, count(*) AS n FROM lines WHERE cents < 0 GROUP BY item";
