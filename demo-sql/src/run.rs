@@ -27,7 +27,8 @@ struct Sum {
 
 impl Sum {
     fn add(&mut self, batch: &RecordBatch) -> Result<()> {
-        let options = FormatOptions::default();
+        // Nothing and an empty text are not the same.
+        let options = FormatOptions::default().with_null("\0");
         let columns = batch.columns().iter().map(|column| ArrayFormatter::try_new(column, &options));
         let columns = columns.collect::<Result<Vec<_>, _>>()?;
         for row in 0..batch.num_rows() {
@@ -175,4 +176,28 @@ pub(crate) async fn explain(workers: &[String], planning: &Planning, query: &str
     let context = session(workers, &Resolver::new(WINDOW), planning).await?;
     let plan = context.sql(query).await?.create_physical_plan().await?;
     say!("{}", datafusion_distributed::display_plan_ascii(plan.as_ref(), false))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{ArrayRef, StringArray};
+
+    use super::*;
+
+    #[test]
+    fn rows_that_differ_have_another_checksum() {
+        let checksum = |values: [Option<&str>; 2]| {
+            let column: ArrayRef = Arc::new(StringArray::from(values.to_vec()));
+            let mut sum = Sum::default();
+            sum.add(&RecordBatch::try_from_iter_with_nullable([("s", column, true)]).unwrap()).unwrap();
+            sum.checksum
+        };
+        let some = checksum([None, Some("a")]);
+        assert_eq!(some, checksum([Some("a"), None]));
+        for other in [[Some(""), Some("a")], [Some("NULL"), Some("a")], [None, Some("b")]] {
+            assert_ne!(some, checksum(other), "{other:?}");
+        }
+    }
 }
