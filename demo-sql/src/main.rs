@@ -188,12 +188,7 @@ async fn execute(command: Command) -> Result<()> {
         Command::Sql(arguments) => run::sql(&arguments).await,
         Command::Bench(arguments) => run::bench(&arguments).await,
         Command::Explain { workers, planning, query } => run::explain(&workers, &planning, &query).await,
-        Command::Status { workers } => {
-            for status in run::statuses(&workers, &Resolver::new(WINDOW)).await? {
-                say!("{}", serde_json::to_string(&status)?)?;
-            }
-            Ok(())
-        }
+        Command::Status { workers } => run::status(&workers).await,
         Command::Generate { folder, rows, warehouses } => {
             tables::generate(&folder, warehouses.map_or(Size::Rows(rows), Size::Warehouses)).await
         }

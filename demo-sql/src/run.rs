@@ -68,10 +68,39 @@ pub(crate) async fn sql(arguments: &Sql) -> Result<()> {
 pub(crate) async fn statuses(workers: &[String], resolver: &Resolver) -> Result<Vec<Status>> {
     let mut statuses = Vec::new();
     for worker in workers {
-        let connection = resolver.connection(&url(Transport::Thallus, worker)?).await?;
-        statuses.push(serde_json::from_slice(&connection.status().await?).context("a worker's status")?);
+        statuses.push(status_of(worker, resolver).await?);
     }
     Ok(statuses)
+}
+
+async fn status_of(worker: &str, resolver: &Resolver) -> Result<Status> {
+    let connection = resolver.connection(&url(Transport::Thallus, worker)?).await?;
+    serde_json::from_slice(&connection.status().await?).context("a worker's status")
+}
+
+/// Prints what each worker says of itself. One that can't be asked keeps nobody else's answer back.
+///
+/// # Errors
+///
+/// Those of all that can't be asked, together.
+pub(crate) async fn status(workers: &[String]) -> Result<()> {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        worker: &'a str,
+        #[serde(flatten)]
+        status: Status,
+    }
+
+    let resolver = Resolver::new(WINDOW);
+    let mut errors = Vec::new();
+    for worker in workers {
+        match status_of(worker, &resolver).await {
+            Ok(status) => say!("{}", serde_json::to_string(&Line { worker, status })?)?,
+            Err(error) => errors.push(error.to_string()),
+        }
+    }
+    ensure!(errors.is_empty(), "{}", errors.join("; "));
+    Ok(())
 }
 
 /// One query, once.

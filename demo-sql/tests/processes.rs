@@ -174,6 +174,21 @@ fn numbers_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn the_status_of_a_worker_does_not_need_the_others() {
+    let (workers, gone) = (workers(2, None), "127.0.0.1:1");
+    let addresses = [&workers[0].address, gone, &workers[1].address];
+    let output = program(None).args(["status", "--workers", &addresses.join(",")]).output().unwrap();
+    let (out, said) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let lines = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let named: Vec<_> = lines.map(|line| line["worker"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(named, [&*workers[0].address, &*workers[1].address]);
+    assert!(
+        output.status.code() == Some(1) && said.contains(&format!("worker {gone} can't be reached")),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_table_of_no_rows_has_its_columns() {
     let (workers, tables) = (workers(2, None), Tables::new(1_000));
     let none = "SELECT item AS i, count(*) AS n FROM lines WHERE cents < 0 GROUP BY item";
