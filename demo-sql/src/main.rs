@@ -49,6 +49,7 @@ use serde::Serialize;
 use crate::client::{Resolver, WINDOW};
 use crate::session::Planning;
 use crate::tables::Size;
+use crate::wire::LARGEST_WINDOW;
 
 /// Plans are trees, and the engine walks them by recursion.
 const STACK: usize = 16 << 20;
@@ -68,7 +69,7 @@ enum Command {
         #[arg(long, value_name = "ADDR:PORT")]
         listen: String,
         /// Bytes of a partition that other workers may send before they are read
-        #[arg(long, default_value_t = WINDOW, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+        #[arg(long, default_value_t = WINDOW, value_parser = RangedU64ValueParser::<usize>::new().range(1..=LARGEST_WINDOW))]
         window: usize,
     },
     /// Run a query

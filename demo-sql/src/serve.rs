@@ -30,7 +30,7 @@ use crate::carried::End;
 use crate::client::cost;
 use crate::link::{Body, Link, read_frames};
 use crate::messages::{at_worker, execute_from_bytes, headers_from_bytes, to_coordinator};
-use crate::wire::{ALL, Head, Kind};
+use crate::wire::{ALL, Head, Kind, LARGEST_WINDOW};
 
 /// Requests of one connection at a time.
 const MOST_REQUESTS: usize = 4096;
@@ -141,11 +141,17 @@ struct Gate {
 }
 
 impl Gate {
-    fn give(&self, bytes: u64) {
+    /// False if that is more than anybody may give.
+    fn give(&self, bytes: u64) -> bool {
         let mut credit = self.lock();
-        *credit = credit.saturating_add(i64::try_from(bytes).unwrap_or(i64::MAX));
+        let sum = credit.saturating_add_unsigned(bytes);
+        if sum > LARGEST_WINDOW.cast_signed() {
+            return false;
+        }
+        *credit = sum;
         drop(credit);
         self.more.notify_one();
+        true
     }
 
     /// Until there is some.
@@ -333,8 +339,9 @@ impl Session {
             Kind::Credit => {
                 if let Some(Request::Rows(rows)) = requests.get(&request)
                     && let Some(gate) = rows.gates.get(partition as usize)
+                    && !gate.give(value)
                 {
-                    gate.give(value);
+                    return Err(format!("credit for more than {LARGEST_WINDOW} bytes"));
                 }
             }
             Kind::Cancel => {

@@ -19,11 +19,11 @@ use uuid::Uuid;
 
 use crate::Transport;
 use crate::client::Resolver;
-use crate::messages::execute_from_bytes;
+use crate::messages::{execute_from_bytes, execute_to_bytes};
 use crate::run::statuses;
 use crate::session::{Planning, session, url};
 use crate::tables::Size;
-use crate::wire::{ALL, GREETING, HEAD, Head, Kind, greeting};
+use crate::wire::{ALL, GREETING, HEAD, Head, Kind, LARGEST_WINDOW, greeting};
 
 const WINDOW: usize = 64 << 10;
 
@@ -178,20 +178,42 @@ fn frame(kind: Kind, partition: u32, length: usize) -> impl Fn(u64) -> Vec<u8> {
     }
 }
 
+/// Of a task that no query has.
+fn two_partitions() -> ExecuteTaskRequest {
+    let task_key = TaskKey { query_id: Uuid::nil(), stage_id: 0, task_number: 0 };
+    let (target_partition_start, target_partition_end) = (0, 2);
+    let producer_head_spec = ProducerHeadSpec::None;
+    ExecuteTaskRequest { task_key, target_partition_start, target_partition_end, producer_head_spec }
+}
+
+/// Whatever a partition has would wait at the worker for a client that does not read.
+#[tokio::test(flavor = "multi_thread")]
+async fn credit_beyond_all_bounds_ends_the_connection() {
+    let cluster = Cluster::new(1).await;
+    let body = execute_to_bytes(two_partitions());
+    let execute = Head { length: body.len(), ..Head::new(Kind::Execute, 1, ALL) }.to_bytes();
+    let credit = |value| Head { value, ..Head::new(Kind::Credit, 1, 0) }.to_bytes();
+    let status = Head::new(Kind::Status, 2, ALL).to_bytes();
+    for (more, ends) in [(LARGEST_WINDOW - 1, false), (LARGEST_WINDOW, true), (u64::MAX, true)] {
+        let mut stream = TcpStream::connect(&cluster.addresses[0]).await.unwrap();
+        let sent = [&greeting()[..], &execute, &body, &credit(1), &credit(more), &status].concat();
+        stream.write_all(&sent).await.unwrap();
+        stream.read_exact(&mut [0; GREETING]).await.unwrap();
+        let mut head = [0; HEAD];
+        let answer = tokio::time::timeout(Duration::from_secs(8), stream.read_exact(&mut head)).await;
+        assert_eq!(answer.unwrap().is_err(), ends, "{more}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_nobody_has_given_credit_for_end_the_connection() {
     let url = liar(Kind::Execute, frame(Kind::Rows, 0, 64)).await;
     let resolver = Resolver::new(WINDOW);
     let mut channel = resolver.get_worker_client_for_url(&url).await.unwrap();
-    let task_key = TaskKey { query_id: Uuid::nil(), stage_id: 0, task_number: 0 };
-    let (target_partition_start, target_partition_end) = (0, 2);
-    let producer_head_spec = ProducerHeadSpec::None;
-    let request =
-        ExecuteTaskRequest { task_key, target_partition_start, target_partition_end, producer_head_spec };
     let context = SessionContext::new().task_ctx();
     let connection = resolver.connection(&url).await.unwrap();
     let streams = channel
-        .execute_task(HeaderMap::new(), request, ExecutionPlanMetricsSet::new(), &context)
+        .execute_task(HeaderMap::new(), two_partitions(), ExecutionPlanMetricsSet::new(), &context)
         .await
         .unwrap();
     while connection.lives() {

@@ -27,6 +27,9 @@ pub(crate) const LARGEST_TEXT: usize = 64 << 10;
 /// Partitions of one request.
 pub(crate) const MOST_PARTITIONS: u64 = 1 << 16;
 
+/// Bytes that may be allowed of a partition and not sent yet: as much may wait at a worker for a client that does not read.
+pub(crate) const LARGEST_WINDOW: u64 = 1 << 30;
+
 /// Instead of a partition: all of the request.
 pub(crate) const ALL: u32 = u32::MAX;
 
@@ -70,7 +73,7 @@ kinds! {
     Told = 3, up to 0;
     /// Partitions of a task, of which nothing is sent before credit has been given.
     Execute = 4, up to LARGEST_MESSAGE;
-    /// `value` bytes more may be sent of a partition.
+    /// `value` bytes more may be sent of a partition, [`LARGEST_WINDOW`] with those that have not been.
     Credit = 5, up to 0;
     /// A partition, or a whole request, is not wanted any more. There is no answer.
     Cancel = 6, up to 0;
