@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use clap::builder::RangedU64ValueParser;
-use datafusion::common::{DataFusionError, exec_datafusion_err};
+use datafusion::common::{DataFusionError, TableReference, exec_datafusion_err};
 use datafusion::execution::SessionStateBuilder;
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 use datafusion_distributed::{DistributedConfig, DistributedExt, SessionStateBuilderExt, WorkerResolver};
@@ -116,20 +116,38 @@ async fn tables(context: &SessionContext, folder: &Path) -> Result<()> {
     let folder = folder.canonicalize().with_context(|| folder.display().to_string())?;
     for entry in folder.read_dir()? {
         let path = entry?.path();
-        let is_file = path.extension().is_some_and(|extension| extension == "parquet");
-        let (Some(name), Some(text)) = (path.file_stem().and_then(|name| name.to_str()), path.to_str())
+        // What is hidden is somebody else's.
+        let Some(name) =
+            path.file_stem().and_then(|name| name.to_str()).filter(|name| !name.starts_with('.'))
         else {
             continue;
         };
-        let text = match (path.is_dir(), is_file) {
-            (true, _) => format!("{text}/"),
-            (false, true) => text.to_owned(),
-            (false, false) => continue,
+        let url = match path.is_dir() {
+            true if has_tables(&path)? => Url::from_directory_path(&path),
+            false if is_table(&path) => Url::from_file_path(&path),
+            _ => continue,
         };
+        let url = url.expect("an absolute path");
+        // As a name that is not quoted, whatever is in it.
+        let table = TableReference::bare(name.to_lowercase());
         context
-            .register_parquet(name, &text, ParquetReadOptions::default())
+            .register_parquet(table, url.as_str(), ParquetReadOptions::default())
             .await
-            .with_context(|| text.clone())?;
+            .with_context(|| path.display().to_string())?;
     }
     Ok(())
+}
+
+fn is_table(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "parquet")
+}
+
+fn has_tables(folder: &Path) -> Result<bool> {
+    for entry in folder.read_dir().with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if if path.is_dir() { has_tables(&path)? } else { is_table(&path) } {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

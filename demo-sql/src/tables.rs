@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use datafusion::prelude::{SessionConfig, SessionContext};
+use url::Url;
 
 /// Rows of a row group, the least that a scan is divided into.
 const ROW_GROUP: usize = 1 << 12;
@@ -98,7 +99,7 @@ pub(crate) fn queries(context: &SessionContext) -> Result<&'static [&'static str
 /// The folder exists.
 pub(crate) async fn generate(folder: &Path, size: Size) -> Result<()> {
     std::fs::create_dir(folder).with_context(|| folder.display().to_string())?;
-    let folder = folder.to_str().context("a path that is no UTF-8")?;
+    let folder = folder.canonicalize()?;
     let mut config = SessionConfig::new();
     let parquet = &mut config.options_mut().execution.parquet;
     parquet.max_row_group_size = ROW_GROUP;
@@ -110,8 +111,10 @@ pub(crate) async fn generate(folder: &Path, size: Size) -> Result<()> {
     };
     for (name, query) in tables {
         let query = query.replace("{orders}", ORDERS).replace(unit, &count.to_string());
-        let path = format!("{folder}/{name}.parquet").replace('\'', "''");
-        context.sql(&format!("COPY ({query}) TO '{path}' STORED AS PARQUET")).await?.collect().await?;
+        // In a path the engine would take some characters for a pattern.
+        let file = Url::from_file_path(folder.join(format!("{name}.parquet"))).expect("an absolute path");
+        let file = file.as_str().replace('\'', "''");
+        context.sql(&format!("COPY ({query}) TO '{file}' STORED AS PARQUET")).await?.collect().await?;
     }
     Ok(())
 }

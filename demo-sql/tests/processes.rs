@@ -189,6 +189,29 @@ fn the_status_of_a_worker_does_not_need_the_others() {
 }
 
 #[test]
+fn tables_have_any_names_and_anything_may_lie_beside_them() {
+    let outside = tempfile::tempdir().unwrap();
+    let folder = outside.path().join("it's a *[1]? %20#");
+    assert!(program(None).arg("generate").arg(&folder).arg("--rows=400").status().unwrap().success());
+    let listed = |folder: &std::path::Path| std::fs::read_dir(folder).unwrap().count();
+    assert_eq!((listed(outside.path()), listed(&folder)), (1, 3));
+    for beside in ["empty", ".hidden", "many/part=1"] {
+        std::fs::create_dir_all(folder.join(beside)).unwrap();
+    }
+    std::fs::write(folder.join("notes.txt"), "").unwrap();
+    for copy in ["My.copy*.parquet", "many/part=1/0.parquet"] {
+        std::fs::copy(folder.join("customers.parquet"), folder.join(copy)).unwrap();
+    }
+    for (table, rows) in [("lines", 400), ("customers", 10), ("\"my.copy*\"", 10), ("many", 10)] {
+        let mut query = program(None);
+        query.arg("sql").arg("--data").arg(&folder).args(["--count", &format!("SELECT * FROM {table}")]);
+        let output = query.output().unwrap();
+        assert!(output.status.success(), "{table}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(number(&serde_json::from_slice(&output.stdout).unwrap(), "rows"), rows, "{table}");
+    }
+}
+
+#[test]
 fn a_table_of_no_rows_has_its_columns() {
     let (workers, tables) = (workers(2, None), Tables::new(1_000));
     let none = "SELECT item AS i, count(*) AS n FROM lines WHERE cents < 0 GROUP BY item";
