@@ -93,7 +93,7 @@ enum Command {
     Generate {
         folder: PathBuf,
         /// Of the largest table
-        #[arg(long, default_value_t = 1_000_000)]
+        #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(..=3_000_000_000))]
         rows: u64,
         /// Four tables of TPC-C instead: customer, orders, new_order, order_line
         #[arg(long, value_name = "N", conflicts_with = "rows", value_parser = clap::value_parser!(u64).range(1..=5000))]

@@ -96,9 +96,17 @@ pub(crate) fn queries(context: &SessionContext) -> Result<&'static [&'static str
 
 /// # Errors
 ///
-/// The folder exists.
+/// The folder exists. After any other error it does not.
 pub(crate) async fn generate(folder: &Path, size: Size) -> Result<()> {
     std::fs::create_dir(folder).with_context(|| folder.display().to_string())?;
+    let made = fill(folder, size).await;
+    if made.is_err() {
+        let _ = std::fs::remove_dir_all(folder); // the error says what is wrong
+    }
+    made
+}
+
+async fn fill(folder: &Path, size: Size) -> Result<()> {
     let folder = folder.canonicalize()?;
     let mut config = SessionConfig::new();
     let parquet = &mut config.options_mut().execution.parquet;

@@ -166,10 +166,15 @@ fn options_reach_the_workers() {
 
 #[test]
 fn numbers_that_make_no_sense_are_refused() {
-    for option in ["--partitions=0", "--scan-bytes=0"] {
-        let output = program(None).args(["sql", option, "SELECT 1"]).output().unwrap();
+    let commands = [
+        ["sql", "--partitions=0", "SELECT 1"],
+        ["sql", "--scan-bytes=0", "SELECT 1"],
+        ["generate", "--rows=3000000001", "/nonexistent"],
+    ];
+    for arguments in commands {
+        let output = program(None).args(arguments).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains("is not in 1.."), "{said}");
+        assert!(output.status.code() == Some(2) && said.contains("is not in "), "{said}");
     }
 }
 
@@ -186,6 +191,19 @@ fn the_status_of_a_worker_does_not_need_the_others() {
         output.status.code() == Some(1) && said.contains(&format!("worker {gone} can't be reached")),
         "{said}"
     );
+}
+
+#[test]
+fn tables_that_can_not_be_made_leave_no_folder() {
+    let outside = tempfile::tempdir().unwrap();
+    let folder = outside.path().join("tables");
+    // Files may have 64 blocks of 512 bytes.
+    let limited = "ulimit -f 64; trap '' XFSZ; exec \"$0\" generate \"$1\" --rows 100000";
+    let generate = program(None);
+    let mut shell = std::process::Command::new("sh");
+    let output = shell.args(["-c", limited]).arg(generate.get_program()).arg(&folder).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!folder.exists());
 }
 
 #[test]
