@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::design::Carried;
-use crate::worker::{Farewell, Outcome, Plan, check, mix};
+use crate::worker::{Farewell, Outcome, Plan, Ready, check, mix};
 use crate::{Design, Options};
 
 /// A design, and whether the library is in front.
@@ -38,6 +38,10 @@ struct Sample {
 pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!(options.processes > 0 && options.workers >= options.processes, "fewer workers than processes");
     ensure!(options.rounds > 0 && options.repeat > 1, "one round and two repetitions at least");
+    // By a name without a folder the loader would look elsewhere.
+    let library = options.library.as_ref();
+    let library = library.map(|path| path.canonicalize().with_context(|| path.display().to_string()));
+    let options = &Options { library: library.transpose()?, ..options.clone() };
     let ways = |design: &Design| {
         let way = |thallus| Way { design: *design, thallus };
         std::iter::once(way(false)).chain(options.library.is_some().then(|| way(true)))
@@ -120,7 +124,8 @@ fn measure(way: Way, options: &Options) -> Result<Sample> {
     let addresses = serde_json::to_string(&addresses)?;
     processes.iter_mut().try_for_each(|of| of.tell(&addresses))?;
     for of in &mut *processes {
-        of.hear::<String>(deadline)?;
+        let Ready { library: loaded } = of.hear(deadline)?;
+        ensure!(loaded || library.is_none(), "{} is not loaded", library.unwrap_or(Path::new("")).display());
     }
     let mut seconds = Vec::new();
     for _ in 0..options.repeat {

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use arrow_array::{Array, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use serde::{Deserialize, Serialize};
+use thallus_api::Thallus;
 use thallus_shuffle::Partition;
 
 use crate::design::{Carried, Process, Receiver, Seats, Sender, workers_of};
@@ -23,6 +24,13 @@ pub(crate) struct Plan {
     pub(crate) design: Design,
     pub(crate) process: usize,
     pub(crate) options: Options,
+}
+
+/// That a process has met the others.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Ready {
+    /// It has the library: the loader goes on without one that it can't load.
+    pub(crate) library: bool,
 }
 
 /// What the workers of a process got, and when, on the clock that all processes of a host share.
@@ -56,7 +64,7 @@ pub(crate) fn run() -> Result<()> {
     let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
     let rows: Vec<Vec<RecordBatch>> =
         workers_of(options, *process).map(|worker| rows_of(options, worker, &schema)).collect();
-    say(&"ready")?;
+    say(&Ready { library: Thallus::find().is_some() })?;
     for repetition in 0.. {
         match line()?.as_str() {
             "go" => say(&shuffle(&mut *this, repetition, &rows, &schema, options)?)?,

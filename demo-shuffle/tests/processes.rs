@@ -76,6 +76,33 @@ fn connections_that_are_not_shared_and_all_rows_for_one_worker() {
     }
 }
 
+/// Then TCP would be measured in its place.
+#[test]
+fn a_library_that_can_not_be_loaded_is_an_error() {
+    let no_library = env!("CARGO_MANIFEST_DIR").to_owned() + "/Cargo.toml";
+    for (library, says) in [("/nonexistent.so", "No such file"), (&*no_library, "is not loaded")] {
+        let output =
+            bench(&["--workers", "2", "--processes", "2", "--designs", "push", "--library", library]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(says), "{said}");
+    }
+    // By a name in the current folder.
+    let library = library();
+    let (folder, name) = library.rsplit_once('/').unwrap();
+    let mut driver = Command::new(PROGRAM);
+    driver.args([
+        "bench",
+        "--rows=1000",
+        "--workers=2",
+        "--processes=2",
+        "--rounds=1",
+        "--repeat=2",
+        "--json",
+    ]);
+    let output = driver.args(["--designs=push", "--library", name]).current_dir(folder).output().unwrap();
+    assert_eq!(samples(&output)[1]["carried"]["in_memory"], 2);
+}
+
 /// The processes of a driver.
 fn children(of: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{of}/task")).unwrap();
