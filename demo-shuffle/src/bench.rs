@@ -53,13 +53,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         for at in 0..ways.len() {
             let sample = measure(ways[(at + round) % ways.len()], options)?;
             if options.json {
-                println!("{}", serde_json::to_string(&sample)?);
+                say!("{}", serde_json::to_string(&sample)?)?;
             }
             samples.push(sample);
         }
     }
     if !options.json {
-        print(options, &ways, &samples);
+        print(options, &ways, &samples)?;
     }
     Ok(())
 }
@@ -170,16 +170,14 @@ fn verify(outcomes: &[Outcome], rows: u64) -> Result<()> {
     Ok(())
 }
 
-fn print(options: &Options, ways: &[Way], samples: &[Sample]) {
+fn print(options: &Options, ways: &[Way], samples: &[Sample]) -> Result<()> {
     let Options { rows, workers, processes, rounds, repeat, .. } = options;
-    println!(
+    say!(
         "{rows} integers, shuffled twice by {workers} workers in {processes} processes; {rounds} rounds of {repeat}"
-    );
-    println!("milliseconds: median (least to most)\n");
-    println!(
-        "| | new connections | used ones | CPU s | connections | ends in memory | on TCP | ring bytes |"
-    );
-    println!("|---|--:|--:|--:|--:|--:|--:|--:|");
+    )?;
+    say!("milliseconds: median (least to most)\n")?;
+    say!("| | new connections | used ones | CPU s | connections | ends in memory | on TCP | ring bytes |")?;
+    say!("|---|--:|--:|--:|--:|--:|--:|--:|")?;
     for way in ways {
         let of_way: Vec<&Sample> = samples.iter().filter(|sample| sample.way == *way).collect();
         let new = spread(of_way.iter().map(|sample| sample.seconds[0]).collect());
@@ -188,19 +186,20 @@ fn print(options: &Options, ways: &[Way], samples: &[Sample]) {
         let Sample { connections, carried, .. } = of_way[0];
         let share =
             100.0 * carried.ring_bytes as f64 / (carried.ring_bytes + carried.tcp_bytes).max(1) as f64;
-        println!(
+        say!(
             "| {:?}, {} | {new} | {used} | {cpu:.2} | {connections} | {} | {} | {share:.1} % |",
             way.design,
             if way.thallus { "Thallus" } else { "TCP" },
             carried.in_memory,
             if way.thallus { carried.on_tcp.to_string() } else { "all".into() },
-        );
+        )?;
     }
     for sample in samples {
         if !sample.carried.reasons.is_empty() && sample.way.thallus {
-            println!("\n{:?} on TCP: {:?}", sample.way.design, sample.carried.reasons);
+            say!("\n{:?} on TCP: {:?}", sample.way.design, sample.carried.reasons)?;
         }
     }
+    Ok(())
 }
 
 fn median(values: Vec<f64>) -> f64 {

@@ -1,13 +1,21 @@
 //! `thallus-shuffle`: the experiment of both papers, rows that are shuffled twice between the workers of several processes, by both
 //! designs and the plain socket programs that they were compared with, over TCP and under the library.
 
+/// A line on standard output.
+macro_rules! say {
+    ($($text:tt)*) => { $crate::say(format_args!($($text)*)) };
+}
+
 mod bench;
 mod design;
 mod twin;
 mod worker;
 
+use std::fmt::Arguments as Text;
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +52,7 @@ enum Design {
 #[derive(Clone, Debug, Deserialize, clap::Args, Serialize)]
 struct Options {
     /// Rows of all workers
-    #[arg(long, default_value_t = 5_000_000)]
+    #[arg(long, default_value_t = 5_000_000, value_parser = clap::value_parser!(u64).range(..=1 << 40))]
     rows: u64,
     /// Workers of all processes
     #[arg(long, default_value_t = 8)]
@@ -81,7 +89,7 @@ struct Options {
     #[arg(long, default_value_t = 30)]
     patience: u64,
     /// Seconds for each way, after which it counts as a hang
-    #[arg(long, default_value_t = 120)]
+    #[arg(long, default_value_t = 120, value_parser = clap::value_parser!(u64).range(..=1 << 30))]
     limit: u64,
     /// Each result as a line of JSON
     #[arg(long)]
@@ -92,5 +100,13 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Bench(options) => bench::run(&options),
         Command::Worker => worker::run(),
+    }
+}
+
+/// Of a reader who has seen enough, as in `… | head`, nobody wants anything more.
+fn say(line: Text<'_>) -> anyhow::Result<()> {
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        outcome => outcome.context("can't write to standard output"),
     }
 }

@@ -103,6 +103,30 @@ fn a_library_that_can_not_be_loaded_is_an_error() {
     assert_eq!(samples(&output)[1]["carried"]["in_memory"], 2);
 }
 
+#[test]
+fn a_reader_who_has_seen_enough_is_no_error_and_a_full_disk_is_one() {
+    let bench = |stdout: std::process::Stdio| {
+        let mut driver = Command::new(PROGRAM);
+        driver.args(["bench", "--rows=1000", "--workers=2", "--processes=2", "--rounds=1", "--repeat=2"]);
+        driver.arg("--designs=push").stdout(stdout).stderr(std::process::Stdio::piped()).output().unwrap()
+    };
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = bench(writer.into());
+    assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(0), ""));
+    let output = bench(std::fs::File::options().write(true).open("/dev/full").unwrap().into());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("can't write to standard output"), "{said}");
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_refused() {
+    for option in ["--rows=18446744073709551615", "--limit=18446744073709551615"] {
+        let output = Command::new(PROGRAM).args(["bench", option]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{option}");
+    }
+}
+
 /// The processes of a driver.
 fn children(of: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{of}/task")).unwrap();
