@@ -35,16 +35,18 @@ pub(crate) struct Planning {
 }
 
 pub(crate) fn url(transport: Transport, worker: &str) -> Result<Url> {
-    let scheme = match transport {
-        Transport::Thallus => SCHEME,
-        Transport::Grpc => "http",
-    };
-    let url = Url::parse(&format!("{scheme}://{worker}")).with_context(|| format!("worker {worker}"))?;
+    let url =
+        |scheme| Url::parse(&format!("{scheme}://{worker}")).with_context(|| format!("worker {worker}"));
+    // An URL of HTTP has no port if that is 80.
+    let ours = url(SCHEME)?;
     ensure!(
-        url.port().is_some() && url.path().trim_matches('/').is_empty(),
+        ours.port().is_some() && ours.path().trim_matches('/').is_empty(),
         "worker {worker}: HOST:PORT is wanted"
     );
-    Ok(url)
+    match transport {
+        Transport::Thallus => Ok(ours),
+        Transport::Grpc => url("http"),
+    }
 }
 
 /// Sets KEY=VALUE.
@@ -150,4 +152,21 @@ fn has_tables(folder: &Path) -> Result<bool> {
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_has_a_host_and_a_port() {
+        for transport in [Transport::Thallus, Transport::Grpc] {
+            for worker in ["localhost:80", "127.0.0.1:7001", "[::1]:443", "a.example:65535"] {
+                assert!(url(transport, worker).is_ok(), "{worker}");
+            }
+            for other in ["", "localhost", ":80", "a:65536", "a:1/b", "a b:1", "::1"] {
+                assert!(url(transport, other).is_err(), "{other}");
+            }
+        }
+    }
 }
