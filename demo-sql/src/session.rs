@@ -81,7 +81,8 @@ pub(crate) async fn session(
     resolver: &Resolver,
     planning: &Planning,
 ) -> Result<SessionContext> {
-    let mut config = SessionConfig::new();
+    // For SHOW TABLES, and what else says what there is.
+    let mut config = SessionConfig::new().with_information_schema(true);
     if let Some(partitions) = planning.partitions {
         config = config.with_target_partitions(partitions);
     }

@@ -194,6 +194,18 @@ fn the_status_of_a_worker_does_not_need_the_others() {
 }
 
 #[test]
+fn tables_and_their_columns_are_shown() {
+    let (workers, tables) = (workers(2, None), Tables::new(1_000));
+    for workers in [all(&workers), Vec::new()] {
+        for (query, says) in [("SHOW TABLES", "| customers "), ("SHOW COLUMNS FROM lines", "| quantity ")] {
+            let output = begin("sql", &workers, &tables, None, &[query]).output();
+            let said = String::from_utf8(output.stdout).unwrap();
+            assert!(said.contains(says), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+}
+
+#[test]
 fn tables_that_can_not_be_made_leave_no_folder() {
     let outside = tempfile::tempdir().unwrap();
     let folder = outside.path().join("tables");
