@@ -113,12 +113,14 @@ async fn accept(listener: std::net::TcpListener, place: Arc<Place>) -> io::Resul
     }
 }
 
-/// Of a connection that was gone before it was accepted, or for want of descriptors or memory (accept(2)).
+/// Of a connection that was gone before it was accepted, or is forbidden, or for want of descriptors or memory (accept(2)).
 fn passes(error: &io::Error) -> bool {
+    const EPERM: i32 = 1;
     const ENFILE: i32 = 23;
     const EMFILE: i32 = 24;
+    const ENOBUFS: i32 = 105;
     let kind = error.kind();
-    matches!(error.raw_os_error(), Some(ENFILE | EMFILE))
+    matches!(error.raw_os_error(), Some(EPERM | ENFILE | EMFILE | ENOBUFS))
         || matches!(
             kind,
             io::ErrorKind::ConnectionAborted | io::ErrorKind::OutOfMemory | io::ErrorKind::Interrupted
@@ -250,5 +252,22 @@ impl AsyncWrite for Link {
 
     fn poll_shutdown(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(SockRef::from(&self.entry.end.stream).shutdown(std::net::Shutdown::Write))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_outlives_what_keeps_one_connection_out() {
+        // ECONNABORTED, EPERM, EINTR, ENFILE, EMFILE, ENOBUFS, ENOMEM.
+        for errno in [103, 1, 4, 23, 24, 105, 12] {
+            assert!(passes(&io::Error::from_raw_os_error(errno)), "{errno}");
+        }
+        // EBADF, EINVAL: of the listener itself.
+        for errno in [9, 22] {
+            assert!(!passes(&io::Error::from_raw_os_error(errno)), "{errno}");
+        }
     }
 }
