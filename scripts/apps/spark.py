@@ -136,6 +136,7 @@ class Cluster:
             time.sleep(0.1)
 
     def stop(self):
+        slow = False
         for process in reversed(self.processes):
             process.terminate()
             try:
@@ -143,8 +144,10 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-                raise Failed("a process of Spark's did not stop within 30 s") from None
+                slow = True
         self.processes.clear()
+        if slow:
+            raise Failed("a process of Spark's did not stop within 30 s")
 
 
 class Application:
