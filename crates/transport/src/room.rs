@@ -96,19 +96,23 @@ impl Connection {
     }
 
     /// Grows the outgoing window for a caller who asks whether it could write: a write now would make it grow. For one who
-    /// `waits` not beyond what stays in cache, because [`Self::grow_for_sleeper`] follows.
-    pub fn grow_for_asker(&self, fd: i32, waits: bool) {
-        let Some(segment) = self.segment() else { return };
-        if self.block.send_switched.load(Ordering::Acquire) == 0 || self.ring_has_space(segment) {
-            return;
+    /// `waits` not beyond what stays in cache, because [`Self::grow_for_sleeper`] follows. Whether there is room then.
+    pub fn grow_for_asker(&self, fd: i32, waits: bool) -> bool {
+        let Some(segment) = self.segment() else { return false };
+        if self.block.send_switched.load(Ordering::Acquire) == 0 {
+            return false;
         }
-        let Ok(_guard) = self.lock_sending(fd) else { return };
+        if self.ring_has_space(segment) {
+            return true;
+        }
+        let within_cache = HOT_CLASS.min(settings().largest_class);
         let producer = segment.outlet();
-        let _ = if waits {
-            producer.grow(1, HOT_CLASS.min(settings().largest_class))
-        } else {
-            self.make_room(fd, segment, 1)
-        };
+        if waits && producer.class().is_ok_and(|class| class >= within_cache) {
+            return false;
+        }
+        let Ok(_guard) = self.lock_sending(fd) else { return false };
+        let _ = if waits { producer.grow(1, within_cache) } else { self.make_room(fd, segment, 1) };
+        producer.has_room()
     }
 
     /// Whether [`Self::trim`] would give something back.

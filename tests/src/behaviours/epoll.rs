@@ -49,6 +49,7 @@ pub(super) const ALL: &[Behaviour] = &[
     .tally(Tally::Upgraded(1), Tally::Unknown)
     .end(End::Exit(0), End::Signal(libc::SIGKILL)),
     Behaviour::connected("full_is_not_writable", full_is_not_writable, drains_on_demand),
+    Behaviour::connected("room_for_who_never_sleeps", room_without_sleep, drains_on_demand),
     Behaviour::connected("woken_by_room", woken_by_room, drains_on_demand),
     Behaviour::connected("edge_for_room", edge_for_room, drains_on_demand),
     Behaviour::connected("edge_for_room_after_sendfile", edge_after_sendfile, drains_on_demand),
@@ -419,6 +420,24 @@ fn full_is_not_writable(side: &Side, fd: Fd) {
     side.sync("drain now");
     side.sync("drained");
     assert_eq!(later(epfd), OUT);
+    side.sync("done");
+}
+
+/// As a program that asks between other work whether it may write, and whose peer reads nothing before it has all.
+fn room_without_sleep(side: &Side, fd: Fd) {
+    let epfd = set_with(fd, EPOLLOUT);
+    let data = [7; 7000];
+    let mut total = 0;
+    // The kernel calls a socket writable as long as a third of its buffer is free, one of `AF_UNIX` three quarters.
+    while total < side.always_taken() / 4 {
+        assert_eq!(now(epfd), OUT, "{total} bytes have been sent");
+        assert_eq!(calls::send(fd, &data, libc::MSG_DONTWAIT), Ok(data.len()));
+        total += data.len();
+    }
+    side.sync("full");
+    side.tell(total as u64);
+    side.sync("drain now");
+    side.sync("drained");
     side.sync("done");
 }
 

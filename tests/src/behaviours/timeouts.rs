@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 use super::Behaviour;
 use crate::calls::{self, Errno, Fd, quietly};
 use crate::say;
-use crate::side::{Pattern, Side, assert_waited, receive_pattern, while_blocked};
+use crate::side::{Pattern, Side, assert_waited, await_readable, receive_pattern, while_blocked};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("receive", receive, sends_late),
     Behaviour::connected("receive_for_ever_again", receive_for_ever_again, sends_late),
     Behaviour::connected("receive_in_time", receive_in_time, sends_late),
     Behaviour::connected("receive_timeout_counts_all_waits", receives_all_in_time, trickles),
+    Behaviour::connected("receive_all_with_a_part_there", receives_part, sends_a_part),
+    Behaviour::connected("receive_all_without_waiting", receives_part_at_once, sends_parts),
     Behaviour::connected("send", send, reads_late),
     Behaviour::connected("poll_ignores_them", poll_ignores_them, sends_late),
 ];
@@ -94,6 +96,48 @@ fn trickles(side: &Side, fd: Fd) {
             assert_eq!(calls::send(fd, b"x", 0), Ok(1));
         }
     });
+    side.sync("done");
+}
+
+/// What is there before the call does not make it wait for the rest for ever.
+fn receives_part(side: &Side, fd: Fd) {
+    calls::set_receive_timeout(fd, TIMEOUT).expect("SO_RCVTIMEO");
+    side.sync("send now");
+    side.sync("sent");
+    await_readable(fd);
+    let start = Instant::now();
+    assert_eq!(calls::recv(fd, 10, libc::MSG_WAITALL), Ok(b"at".to_vec()));
+    assert_waited(start, TIMEOUT);
+    side.sync("done");
+}
+
+fn sends_a_part(side: &Side, fd: Fd) {
+    side.sync("send now");
+    assert_eq!(calls::send(fd, b"at", 0), Ok(2));
+    side.sync("sent");
+    side.sync("done");
+}
+
+/// Several times, because a read that must not wait asks the kernel only now and then.
+const PARTS: usize = 20;
+
+fn receives_part_at_once(side: &Side, fd: Fd) {
+    calls::set_nonblocking(fd, true).expect("FIONBIO");
+    for _ in 0..PARTS {
+        side.sync("send now");
+        side.sync("sent");
+        await_readable(fd);
+        assert_eq!(calls::recv(fd, 10, libc::MSG_WAITALL), Ok(b"at".to_vec()));
+    }
+    side.sync("done");
+}
+
+fn sends_parts(side: &Side, fd: Fd) {
+    for _ in 0..PARTS {
+        side.sync("send now");
+        assert_eq!(calls::send(fd, b"at", 0), Ok(2));
+        side.sync("sent");
+    }
     side.sync("done");
 }
 

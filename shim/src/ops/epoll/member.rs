@@ -212,11 +212,10 @@ impl Member {
         }
         connection.find_the_end(self.io);
         if self.events & ET == 0 {
-            let bits = tcp | connection.readiness_when_mended(self.io, self.asked());
-            return (bits & (self.asked() | bit::ALWAYS), None);
+            return ((tcp | self.readiness()) & (self.asked() | bit::ALWAYS), None);
         }
         let mut now = Edge::of(connection, self.io);
-        let mut all = tcp | connection.readiness_when_mended(self.io, self.asked());
+        let mut all = tcp | self.readiness();
         if connection.is_stirring() {
             all |= bit::READ;
         }
@@ -233,6 +232,26 @@ impl Member {
         let arrived = is_news && (self.asked() & bit::READ != 0 || bits & !bit::WRITE != 0);
         let freed = bits & bit::WRITE != 0 && self.is_owed_room();
         (if arrived || freed || now.shut != seen.shut { bits } else { 0 }, Some(now))
+    }
+
+    /// What memory shows. A window that a write would make grow is grown, because nobody else may do it before the peer reads.
+    fn readiness(&self) -> u32 {
+        let connection = self.connection();
+        let bits = connection.readiness_when_mended(self.io, self.asked());
+        let lacks_room = self.asked() & bit::WRITE != 0 && bits & bit::WRITE == 0;
+        if lacks_room && connection.grow_for_asker(self.io, true) {
+            bits | connection.readiness(bit::WRITE) & (bit::WRITE | bit::WRBAND)
+        } else {
+            bits
+        }
+    }
+
+    /// Makes room, if the program asks for that and a write now would do so. Whether there was none.
+    pub(super) fn makes_room(&self) -> bool {
+        let connection = self.connection();
+        self.asked() & bit::WRITE != 0
+            && connection.readiness(bit::WRITE) & bit::WRITE == 0
+            && connection.grow_for_asker(self.io, false)
     }
 
     /// Whether there is room, for a level that is asked for, where only the kernel knows: it might not have been told yet that it

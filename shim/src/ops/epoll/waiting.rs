@@ -132,8 +132,12 @@ impl Set {
             }
             if timeout == Some(Duration::ZERO) {
                 let (have, anything) = if asked { (0, false) } else { self.glance(epfd, events, round)? };
-                // What memory shows is news only if the kernel had something to say.
-                let more = if anything { self.collect(&mut events[have..], round, false) } else { 0 };
+                // What memory shows is news only if the kernel had something to say, or if nobody will sleep, and make room before.
+                let more = if anything || self.makes_room() {
+                    self.collect(&mut events[have..], round, false)
+                } else {
+                    0
+                };
                 return Ok(have + more);
             }
             // Not before it is needed: most waits of a busy loop end above.
@@ -248,6 +252,14 @@ impl Set {
             members.sync(self, fd);
         }
         count
+    }
+
+    /// Makes room for who asks for it. Whether any was made.
+    fn makes_room(&'static self) -> bool {
+        self.lock().is_some_and(|members| {
+            let lacks = |fd: &&i32| members.by_fd.get(fd).is_some_and(Member::makes_room);
+            members.hot.iter().filter(lacks).count() > 0
+        })
     }
 
     /// Whether a hot registration has something to report.
