@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use arrow_array::RecordBatch;
-use arrow_cast::pretty::pretty_format_batches;
+use arrow_cast::display::FormatOptions;
+use arrow_cast::pretty::pretty_format_batches_with_options;
 use arrow_ipc::writer::FileWriter;
 use arrow_schema::{DataType, SchemaRef};
 use parquet::arrow::ArrowWriter;
 use tempfile::{NamedTempFile, TempPath};
 
 use crate::interrupt::Interrupt;
-use crate::text::readable;
+use crate::text::{Formatters, readable};
 
 /// Rows of a table on the terminal.
 const PREVIEW: usize = 40;
@@ -93,7 +94,7 @@ impl Output {
             Format::Table { batches, rows, .. } => {
                 let wanted = batch.num_rows().min(PREVIEW - *rows);
                 if wanted > 0 {
-                    batches.push(readable(&batch.slice(0, wanted))?);
+                    batches.push(batch.slice(0, wanted));
                     *rows += wanted;
                 }
                 Ok(())
@@ -203,7 +204,9 @@ fn adopt(file: &File, existing: &Metadata) -> io::Result<()> {
 
 fn show(schema: SchemaRef, batches: &[RecordBatch], rows: u64) -> Result<()> {
     let empty = [RecordBatch::new_empty(schema)];
-    let table = pretty_format_batches(if batches.is_empty() { &empty } else { batches })?;
+    let batches = if batches.is_empty() { &empty } else { batches };
+    let options = FormatOptions::default().with_formatter_factory(Some(&Formatters));
+    let table = pretty_format_batches_with_options(batches, &options)?;
     let mut output = io::stdout().lock();
     writeln!(output, "{table}")?;
     if rows > PREVIEW as u64 {

@@ -1,17 +1,57 @@
-//! Dates and times of DuckDB's that arrow has no text for: infinity, 24:00:00, and years that are far away.
+//! Text for what arrow has none for: infinite dates and times, 24:00:00, years that are far away, and integers of more digits than
+//! a decimal has.
 
+use std::fmt::Write;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Date32Type, Int64Type};
+use arrow_array::types::{Date32Type, Decimal128Type, Int64Type};
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringArray};
-use arrow_cast::display::{ArrayFormatter, FormatOptions};
-use arrow_schema::{ArrowError, DataType, Schema, TimeUnit};
+use arrow_cast::display::{ArrayFormatter, ArrayFormatterFactory, DisplayIndex, FormatOptions, FormatResult};
+use arrow_schema::{ArrowError, DataType, Field, Schema, TimeUnit};
 
 const SECONDS: i64 = 24 * 60 * 60;
 
 /// Arrow has all dates within so many days of 1970, 260,000 years.
 const DAYS: i64 = 95_000_000;
+
+/// Makes text of all values, also within others.
+#[derive(Debug)]
+pub(crate) struct Formatters;
+
+impl ArrayFormatterFactory for Formatters {
+    fn create_array_formatter<'a>(
+        &self,
+        array: &'a dyn Array,
+        options: &FormatOptions<'a>,
+        _: Option<&'a Field>,
+    ) -> Result<Option<ArrayFormatter<'a>>, ArrowError> {
+        let Some(unusual) = unusual(array)? else { return Ok(None) };
+        let usual = ArrayFormatter::try_new(array, options)?;
+        let text = Text { array, unusual, usual };
+        Ok(Some(ArrayFormatter::new(Box::new(text), options.safe())))
+    }
+}
+
+/// The text of a row's value, if arrow has none for it.
+type Unusual<'a> = Box<dyn Fn(usize) -> Option<String> + 'a>;
+
+struct Text<'a> {
+    array: &'a dyn Array,
+    unusual: Unusual<'a>,
+    usual: ArrayFormatter<'a>,
+}
+
+impl DisplayIndex for Text<'_> {
+    fn write(&self, row: usize, to: &mut dyn Write) -> FormatResult {
+        // Below a null anything may stand.
+        match if self.array.is_valid(row) { (self.unusual)(row) } else { None } {
+            Some(text) => to.write_str(&text)?,
+            None => self.usual.value(row).write(to)?,
+        }
+        Ok(())
+    }
+}
 
 /// The batch with text, as DuckDB writes it, in place of what arrow has none for. Columns with such values become text as a whole.
 pub(crate) fn readable(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
@@ -29,35 +69,50 @@ pub(crate) fn readable(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
 
 /// None if arrow has a text for each value.
 fn as_text(column: &ArrayRef) -> Result<Option<StringArray>, ArrowError> {
-    let (data_type, rows) = (column.data_type(), 0..column.len());
-    let numbers: Box<dyn Fn(usize) -> i64> = match data_type {
-        DataType::Date32 => {
-            let days = column.as_primitive::<Date32Type>().clone();
-            Box::new(move |row| days.value(row).into())
-        }
-        DataType::Time64(_) | DataType::Timestamp(_, _) => {
-            let data = column.to_data().into_builder().data_type(DataType::Int64).build()?;
-            let numbers = arrow_array::make_array(data).as_primitive::<Int64Type>().clone();
-            Box::new(move |row| numbers.value(row))
-        }
-        _ => return Ok(None),
-    };
-    let unusual = |row| if column.is_valid(row) { unusual(data_type, numbers(row)) } else { None };
-    if !rows.clone().any(|row| unusual(row).is_some()) {
+    let Some(unusual) = unusual(column)? else { return Ok(None) };
+    let mut rows = 0..column.len();
+    if !rows.clone().any(|row| column.is_valid(row) && unusual(row).is_some()) {
         return Ok(None);
     }
     let options = FormatOptions::default();
     let usual = ArrayFormatter::try_new(column, &options)?;
-    let text = |row| match unusual(row) {
-        Some(text) => Ok(Some(text)),
-        None if column.is_null(row) => Ok(None),
-        None => usual.value(row).try_to_string().map(Some),
-    };
-    Ok(Some(rows.map(text).collect::<Result<_, _>>()?))
+    let text = Text { array: column, unusual, usual };
+    let formatter = ArrayFormatter::new(Box::new(text), false);
+    let text = rows.try_fold(Vec::with_capacity(column.len()), |mut texts, row| {
+        let text = column.is_valid(row).then(|| formatter.value(row).try_to_string());
+        texts.push(text.transpose()?);
+        Ok::<_, ArrowError>(texts)
+    });
+    Ok(Some(text?.into()))
 }
 
-/// The text of a value that arrow has none for.
-fn unusual(data_type: &DataType, number: i64) -> Option<String> {
+/// None for types of which arrow has a text for each value.
+fn unusual(array: &dyn Array) -> Result<Option<Unusual<'_>>, ArrowError> {
+    let data_type = array.data_type();
+    Ok(Some(match *data_type {
+        DataType::Date32 => {
+            let days = array.as_primitive::<Date32Type>();
+            Box::new(|row| unusual_time(data_type, days.value(row).into()))
+        }
+        DataType::Time64(_) | DataType::Timestamp(_, _) => {
+            let data = array.to_data().into_builder().data_type(DataType::Int64).build()?;
+            let numbers = arrow_array::make_array(data).as_primitive::<Int64Type>().clone();
+            Box::new(move |row| unusual_time(data_type, numbers.value(row)))
+        }
+        DataType::Decimal128(precision, 0) => {
+            let numbers = array.as_primitive::<Decimal128Type>();
+            let end = 10_u128.checked_pow(precision.into()).unwrap_or(u128::MAX);
+            Box::new(move |row| {
+                let number = numbers.value(row);
+                (number.unsigned_abs() >= end).then(|| number.to_string())
+            })
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// The text of a date or time that arrow has none for.
+fn unusual_time(data_type: &DataType, number: i64) -> Option<String> {
     let infinite = |most: i64| match number {
         _ if number == most => Some("infinity".to_owned()),
         _ if number == -most => Some("-infinity".to_owned()),
@@ -125,5 +180,46 @@ fn date(days: i64) -> String {
         format!("{year:04}-{month:02}-{day:02}")
     } else {
         format!("{:04}-{month:02}-{day:02} (BC)", 1 - year)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{Date32Array, Decimal128Array, StructArray, Time64MicrosecondArray};
+    use arrow_cast::pretty::pretty_format_batches_with_options;
+
+    use super::*;
+
+    #[test]
+    fn values_within_others_have_their_text_in_tables() {
+        let field = |name: &str, data_type: DataType| Arc::new(Field::new(name, data_type, true));
+        let all = StructArray::from(vec![
+            (
+                field("day", DataType::Date32),
+                Arc::new(Date32Array::from(vec![Some(i32::MAX), Some(0), None])) as ArrayRef,
+            ),
+            (
+                field("clock", DataType::Time64(TimeUnit::Microsecond)),
+                Arc::new(Time64MicrosecondArray::from(vec![86_400_000_000, 1, 0])),
+            ),
+            (
+                field("number", DataType::Decimal128(38, 0)),
+                Arc::new(
+                    Decimal128Array::from(vec![i128::MIN, 7, -7]).with_precision_and_scale(38, 0).unwrap(),
+                ),
+            ),
+        ]);
+        let batch = RecordBatch::try_from_iter([("all", Arc::new(all) as ArrayRef)]).unwrap();
+        let options = FormatOptions::default().with_formatter_factory(Some(&Formatters));
+        let table = pretty_format_batches_with_options(&[batch], &options).unwrap().to_string();
+        let rows: Vec<_> = table.lines().skip(3).map(|row| row.trim_matches(['|', ' '])).collect();
+        assert_eq!(
+            rows[..3],
+            [
+                "{day: infinity, clock: 24:00:00, number: -170141183460469231731687303715884105728}",
+                "{day: 1970-01-01, clock: 00:00:00.000001, number: 7}",
+                "{day: , clock: 00:00:00, number: -7}",
+            ]
+        );
     }
 }

@@ -227,7 +227,7 @@ fn a_result_without_rows_has_its_header_in_csv() {
 }
 
 #[test]
-fn csv_has_every_date_and_time_of_duckdb() {
+fn csv_has_every_date_time_and_integer_of_duckdb() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
     for (value, expected) in [
@@ -248,6 +248,10 @@ fn csv_has_every_date_and_time_of_duckdb() {
         ("TIME '24:00:00'", "24:00:00"),
         ("TIME '23:59:59'", "23:59:59"),
         ("NULL::TIME", ""),
+        ("'-170141183460469231731687303715884105728'::HUGEINT", "-170141183460469231731687303715884105728"),
+        ("100000000000000000000000000000000000000::HUGEINT", "100000000000000000000000000000000000000"),
+        ("99999999999999999999999999999999999999::HUGEINT", "99999999999999999999999999999999999999"),
+        ("-1.25::DECIMAL(38, 2)", "-1.25"),
     ] {
         // Beside a row of the ordinary kind.
         let sql = format!("SELECT i, CASE i WHEN 1 THEN {value} END AS x FROM range(2) t(i) ORDER BY i");
