@@ -11,6 +11,7 @@ mod interrupt;
 mod loans;
 mod memory;
 mod output;
+mod parquet_file;
 mod progress;
 mod tail;
 mod text;

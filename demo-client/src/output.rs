@@ -10,11 +10,11 @@ use arrow_array::RecordBatch;
 use arrow_cast::display::FormatOptions;
 use arrow_cast::pretty::pretty_format_batches_with_options;
 use arrow_ipc::writer::FileWriter;
-use arrow_schema::{DataType, SchemaRef};
-use parquet::arrow::ArrowWriter;
+use arrow_schema::SchemaRef;
 use tempfile::{NamedTempFile, TempPath};
 
 use crate::interrupt::Interrupt;
+use crate::parquet_file;
 use crate::text::{Formatters, readable};
 
 /// Rows of a table on the terminal.
@@ -39,7 +39,7 @@ enum Format {
     Csv(Box<arrow_csv::Writer<Box<dyn Write>>>, Option<SchemaRef>),
     Arrow(Box<FileWriter<BufWriter<File>>>),
     // Writes its buffers in large pieces.
-    Parquet(Box<ArrowWriter<File>>),
+    Parquet(Box<parquet_file::Writer>),
 }
 
 /// A file is complete or not there: it gets its name at the end, once it is on the disk.
@@ -78,7 +78,9 @@ impl Output {
         }
         let (file, place) = create(path, &interrupt).with_context(|| format!("can't create {name}"))?;
         let format = match extension.as_str() {
-            "parquet" => parquet(file, schema).map(|writer| Format::Parquet(Box::new(writer))),
+            "parquet" => {
+                parquet_file::Writer::new(file, schema).map(|writer| Format::Parquet(Box::new(writer)))
+            }
             "arrow" => FileWriter::try_new(BufWriter::new(file), schema)
                 .map_err(anyhow::Error::from)
                 .map(|writer| Format::Arrow(Box::new(writer))),
@@ -104,7 +106,7 @@ impl Output {
                 readable(batch).and_then(|batch| writer.write(&batch)).map_err(anyhow::Error::from)
             }
             Format::Arrow(writer) => writer.write(batch).map_err(Into::into),
-            Format::Parquet(writer) => writer.write(batch).map_err(Into::into),
+            Format::Parquet(writer) => writer.write(batch),
         };
         written.with_context(|| format!("can't write {}", self.name))
     }
@@ -123,7 +125,7 @@ impl Output {
                 .map_err(anyhow::Error::from)
                 .and_then(|file| file.into_inner().map_err(|error| error.into_error().into()))
                 .map(drop),
-            Format::Parquet(writer) => writer.close().map(drop).map_err(Into::into),
+            Format::Parquet(writer) => writer.close(),
         };
         written.with_context(|| format!("can't write {}", self.name))?;
         match self.place {
@@ -142,30 +144,6 @@ impl Output {
 
 fn csv(writer: Box<dyn Write>) -> Box<arrow_csv::Writer<Box<dyn Write>>> {
     Box::new(arrow_csv::WriterBuilder::new().with_header(true).build(writer))
-}
-
-/// Unions are looked for first, since the writer panics at them.
-fn parquet(file: File, schema: &SchemaRef) -> Result<ArrowWriter<File>> {
-    if let Some(field) = schema.fields().iter().find(|field| has_union(field.data_type())) {
-        bail!("column {:?}: Parquet has no Union", field.name());
-    }
-    Ok(ArrowWriter::try_new(file, schema.clone(), None)?)
-}
-
-fn has_union(data_type: &DataType) -> bool {
-    match data_type {
-        DataType::Union(_, _) => true,
-        DataType::Struct(fields) => fields.iter().any(|field| has_union(field.data_type())),
-        DataType::List(field)
-        | DataType::LargeList(field)
-        | DataType::ListView(field)
-        | DataType::LargeListView(field)
-        | DataType::FixedSizeList(field, _)
-        | DataType::Map(field, _) => has_union(field.data_type()),
-        DataType::Dictionary(_, values) => has_union(values),
-        DataType::RunEndEncoded(_, values) => has_union(values.data_type()),
-        _ => false,
-    }
 }
 
 fn create(path: &Path, interrupt: &Interrupt) -> Result<(File, Place)> {

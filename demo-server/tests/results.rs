@@ -209,6 +209,29 @@ fn parquet_and_csv_hold_what_duckdb_reads_back() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), csv);
 }
 
+/// Parquet has no seconds, of which its writer makes plain integers.
+#[test]
+fn seconds_are_times_in_parquet_too() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let path = folder.path().join("out.parquet");
+    let path = path.to_str().unwrap();
+    let stamp = "CASE i WHEN 0 THEN TIMESTAMP_S '1969-02-03 04:05:06' WHEN 1 THEN TIMESTAMP_S 'infinity'
+                 WHEN 2 THEN TIMESTAMP_S '-infinity' WHEN 3 THEN TIMESTAMP_S '290000-01-01' END";
+    let sql = format!(
+        "SELECT i, {stamp} AS s, [{stamp}, NULL] AS list, CASE WHEN i > 1 THEN {{'a': [{{'s': {stamp}}}]}} END AS struct,
+         MAP {{i: {stamp}}} AS map, [{stamp}]::TIMESTAMP_S[1] AS fixed FROM range(5) t(i) ORDER BY i"
+    );
+    server.run(&["--sql", &sql, "--out", path]).assert_ok();
+    // Arrays come back as lists, which have another text.
+    let texts = "SELECT COLUMNS(* EXCLUDE fixed)::VARCHAR, fixed[1]::VARCHAR FROM";
+    let read = expected(&folder, &format!("{texts} '{path}' ORDER BY i"));
+    assert_eq!(read.columns(), expected(&folder, &format!("{texts} ({sql})")).columns());
+    let types = expected(&folder, &format!("SELECT column_type FROM (DESCRIBE FROM '{path}')"));
+    let types = format!("{:?}", types.column(0));
+    assert_eq!(types.matches("TIMESTAMP").count(), 5, "{types}");
+}
+
 #[test]
 fn a_result_without_rows_has_its_header_in_csv() {
     let folder = dataset();
