@@ -32,6 +32,7 @@ mod server;
 mod session;
 mod sql;
 mod store;
+mod unsigned;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};

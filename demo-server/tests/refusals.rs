@@ -44,6 +44,36 @@ fn errors_of_a_query_are_duckdbs() {
     server.run(&["--sql", "FROM pairs"]).assert_ok();
 }
 
+/// DuckDB's Arrow export makes -1 of the largest.
+#[test]
+fn numbers_that_arrow_has_not_are_told() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let least = "170141183460469231731687303715884105728::UHUGEINT";
+    for (column, told) in [
+        ("x", true),
+        ("x - 1", false),
+        ("[NULL, x]", true),
+        ("[[1, x - 1]]", false),
+        ("{'a': 1, 'b': [{'c': x}]}", true),
+        ("MAP {x: 1}", true),
+        ("MAP {1: x}", true),
+        ("[x]::UHUGEINT[1]", true),
+        ("union_value(a := x)", true),
+        ("-1::HUGEINT", false),
+    ] {
+        let sql = format!("SELECT 0 AS i, {column} AS u FROM (SELECT {least} AS x) UNION ALL SELECT 1, NULL");
+        for transport in TRANSPORTS {
+            let outcome = server.run(&["--sql", &sql, "--transport", transport, "--summary"]);
+            if told {
+                assert_failed(&outcome, &["UHUGEINT", "column \"u\""]);
+            } else {
+                outcome.assert_ok();
+            }
+        }
+    }
+}
+
 #[test]
 fn queries_only_read_and_only_the_dataset() {
     let folder = dataset();
