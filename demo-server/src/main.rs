@@ -86,7 +86,8 @@ struct Arguments {
     max_clients: usize,
 
     /// How long a cursor waits for its client, and a batch for being taken off
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300,
+          value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
     idle: u64,
 
     /// Keep results of up to so many MiB, and answer the same query from there as long as the files are the same, whatever

@@ -196,6 +196,10 @@ fn a_dataset_that_is_none_is_told_at_the_start() {
     }
     let outcome = Outcome::of(server_program().args(["--dataset", &path("data"), "--memory", "much"]));
     assert_failed(&outcome, &["much"]);
+    // More than the clock has.
+    let idle = u64::MAX.to_string();
+    let outcome = Outcome::of(server_program().args(["--dataset", &path("data"), "--idle", &idle]));
+    assert_eq!(outcome.status, Some(2), "{outcome:?}");
 }
 
 #[test]
