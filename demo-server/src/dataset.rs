@@ -5,10 +5,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use duckdb::{Config, Connection};
 
 use crate::interrupt::Interruptible;
+use crate::sql;
 
 /// Names that DuckDB has for databases of its own.
 const RESERVED: &[&str] = &["memory", "system", "temp"];
@@ -73,6 +74,7 @@ impl Dataset {
         let database = Connection::open_in_memory_with_flags(config).context("DuckDB")?;
         for (name, (path, kind)) in &files {
             add(&database, name, path, *kind)
+                .map_err(told)
                 .with_context(|| format!("DuckDB can't read {}", path.display()))?;
         }
         lock(&database, files.values().map(|(path, _)| path)).context("DuckDB's settings")?;
@@ -92,7 +94,7 @@ impl Dataset {
         }
         match &*self.database() {
             Some(database) => {
-                database.try_clone().map(Interruptible::from).map_err(|error| crate::sql::message(&error))
+                database.try_clone().map(Interruptible::from).map_err(|error| sql::message(&error))
             }
             None => Err("The server is closing".to_owned()),
         }
@@ -182,6 +184,14 @@ fn lock<'a>(database: &Connection, paths: impl Iterator<Item = &'a PathBuf>) -> 
         paths.join(", ")
     ))?;
     Ok(())
+}
+
+/// What DuckDB says, without the number that its crate appends.
+fn told(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(error) => anyhow!(sql::message(error)),
+        None => error,
+    }
 }
 
 fn identifier(name: &str) -> String {

@@ -193,6 +193,7 @@ fn a_dataset_that_is_none_is_told_at_the_start() {
         let outcome =
             Outcome::of(server_program().args(["--listen", "127.0.0.1:0", "--dataset", &path(name)]));
         assert_failed(&outcome, words);
+        assert!(!outcome.errors.contains("Unknown error code"), "{outcome:?}");
     }
     let outcome = Outcome::of(server_program().args(["--dataset", &path("data"), "--memory", "much"]));
     assert_failed(&outcome, &["much"]);
