@@ -63,6 +63,10 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 
+    /// What stands for NULL in CSV and tables, where it can't be told from an empty text otherwise
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    null: String,
+
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     transport: Transport,
 
@@ -214,7 +218,8 @@ fn ask<'a>(
 ) -> Result<Option<(Connection<'a>, Totals)>> {
     let started = Instant::now();
     let mut scan = connection.query(&arguments.dataset, &arguments.sql, arguments.compression)?;
-    let mut output = Output::open(arguments.out.as_deref(), arguments.summary, scan.schema(), interrupt)?;
+    let Arguments { out, summary, null, .. } = arguments;
+    let mut output = Output::open(out.as_deref(), *summary, null, scan.schema(), interrupt)?;
     let progress = Progress::new();
     let credits = if transport == Transport::Rpc { 1 } else { arguments.credits };
     let totals = receive(&mut scan, credits, arguments.read, started, |batch, totals| {

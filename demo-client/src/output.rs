@@ -34,6 +34,8 @@ enum Format {
         schema: SchemaRef,
         batches: Vec<RecordBatch>,
         rows: usize,
+        /// What stands for NULL.
+        null: String,
     },
     /// With the schema as long as nothing was written, the header neither.
     Csv(Box<arrow_csv::Writer<Box<dyn Write>>>, Option<SchemaRef>),
@@ -56,6 +58,7 @@ impl Output {
     pub(crate) fn open(
         path: Option<&Path>,
         nothing: bool,
+        null: &str,
         schema: &SchemaRef,
         interrupt: &Interrupt,
     ) -> Result<Self> {
@@ -64,9 +67,11 @@ impl Output {
             let format = if path.is_none() && nothing {
                 Format::Nothing
             } else if path.is_none() && io::stdout().is_terminal() {
-                Format::Table { schema: schema.clone(), batches: Vec::new(), rows: 0 }
+                let null = null.to_owned();
+                Format::Table { schema: schema.clone(), batches: Vec::new(), rows: 0, null }
             } else {
-                Format::Csv(csv(Box::new(io::stdout())), Some(schema.clone()))
+                let writer = csv(Box::new(io::stdout()), schema, null);
+                Format::Csv(writer.context("can't write standard output")?, Some(schema.clone()))
             };
             let name = "standard output".to_owned();
             return Ok(Self { format, name, place: Place::Direct, interrupt });
@@ -84,7 +89,8 @@ impl Output {
             "arrow" => FileWriter::try_new(BufWriter::new(file), schema)
                 .map_err(anyhow::Error::from)
                 .map(|writer| Format::Arrow(Box::new(writer))),
-            _ => Ok(Format::Csv(csv(Box::new(BufWriter::new(file))), Some(schema.clone()))),
+            _ => csv(Box::new(BufWriter::new(file)), schema, null)
+                .map(|writer| Format::Csv(writer, Some(schema.clone()))),
         };
         let format = format.with_context(|| format!("can't write {name}"))?;
         Ok(Self { format, name, place, interrupt })
@@ -115,7 +121,7 @@ impl Output {
     pub(crate) fn finish(self, rows: u64) -> Result<()> {
         let written = match self.format {
             Format::Nothing => Ok(()),
-            Format::Table { schema, batches, .. } => show(schema, &batches, rows),
+            Format::Table { schema, batches, null, .. } => show(schema, &batches, rows, &null),
             Format::Csv(mut writer, header) => header
                 .map_or(Ok(()), |schema| writer.write(&RecordBatch::new_empty(schema)))
                 .map_err(anyhow::Error::from)
@@ -142,8 +148,17 @@ impl Output {
     }
 }
 
-fn csv(writer: Box<dyn Write>) -> Box<arrow_csv::Writer<Box<dyn Write>>> {
-    Box::new(arrow_csv::WriterBuilder::new().with_header(true).build(writer))
+/// Nested types are looked for first: the writer looks after the header, and only if there are rows.
+fn csv(
+    writer: Box<dyn Write>,
+    schema: &SchemaRef,
+    null: &str,
+) -> Result<Box<arrow_csv::Writer<Box<dyn Write>>>> {
+    if let Some(field) = schema.fields().iter().find(|field| field.data_type().is_nested()) {
+        bail!("column {:?}: CSV has no {}", field.name(), field.data_type());
+    }
+    let builder = arrow_csv::WriterBuilder::new().with_header(true).with_null(null.to_owned());
+    Ok(Box::new(builder.build(writer)))
 }
 
 fn create(path: &Path, interrupt: &Interrupt) -> Result<(File, Place)> {
@@ -180,10 +195,10 @@ fn adopt(file: &File, existing: &Metadata) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(mode))
 }
 
-fn show(schema: SchemaRef, batches: &[RecordBatch], rows: u64) -> Result<()> {
+fn show(schema: SchemaRef, batches: &[RecordBatch], rows: u64, null: &str) -> Result<()> {
     let empty = [RecordBatch::new_empty(schema)];
     let batches = if batches.is_empty() { &empty } else { batches };
-    let options = FormatOptions::default().with_formatter_factory(Some(&Formatters));
+    let options = FormatOptions::default().with_null(null).with_formatter_factory(Some(&Formatters));
     let table = pretty_format_batches_with_options(batches, &options)?;
     let mut output = io::stdout().lock();
     writeln!(output, "{table}")?;

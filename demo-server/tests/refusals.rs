@@ -246,7 +246,11 @@ fn an_unknown_ending_and_a_type_that_the_format_lacks_are_told() {
     let outcome = server.run(&["--sql", "FROM pairs", "--out", &path("x.json")]);
     assert_failed(&outcome, &["x.json", ".parquet, .arrow or .csv"]);
     let outcome = server.run(&["--sql", "SELECT list FROM plain", "--out", &path("x.csv")]);
-    assert_failed(&outcome, &["x.csv", "List"]);
+    assert_failed(&outcome, &["x.csv", "\"list\"", "List"]);
+    // Not even a header is written, and it does not depend on the rows.
+    for sql in ["SELECT list FROM plain", "SELECT list FROM plain WHERE false", "SHOW ALL TABLES"] {
+        assert_failed(&server.run(&["--sql", sql]), &["standard output", "CSV has no List"]);
+    }
     for column in ["either", "list_of_unions"] {
         let sql = format!("SELECT {column} FROM types.types");
         let outcome = server.run(&["--sql", &sql, "--out", &path("x.parquet")]);

@@ -288,6 +288,16 @@ fn csv_has_every_date_time_and_integer_of_duckdb() {
 }
 
 #[test]
+fn null_has_the_text_that_is_asked_for() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let sql = "SELECT NULL AS a, '' AS b, DATE 'infinity' AS c UNION ALL SELECT 1, NULL, NULL ORDER BY a";
+    let outcome = server.run(&["--sql", sql, "--null", "\\N"]);
+    outcome.assert_ok();
+    assert_eq!(outcome.output, "a,b,c\n1,\\N,\\N\n\\N,,infinity\n");
+}
+
+#[test]
 fn a_file_keeps_its_mode() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
