@@ -138,7 +138,7 @@ fn caught(work: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("demo-client: {error:#}");
+    eprintln!("demo-client: {}", text::printable(&format!("{error:#}")));
     ExitCode::FAILURE
 }
 

@@ -15,7 +15,7 @@ use tempfile::{NamedTempFile, TempPath};
 
 use crate::interrupt::Interrupt;
 use crate::parquet_file;
-use crate::text::{Formatters, readable};
+use crate::text::{Formatters, printable, readable};
 
 /// Rows of a table on the terminal.
 const PREVIEW: usize = 40;
@@ -199,9 +199,9 @@ fn show(schema: SchemaRef, batches: &[RecordBatch], rows: u64, null: &str) -> Re
     let empty = [RecordBatch::new_empty(schema)];
     let batches = if batches.is_empty() { &empty } else { batches };
     let options = FormatOptions::default().with_null(null).with_formatter_factory(Some(&Formatters));
-    let table = pretty_format_batches_with_options(batches, &options)?;
+    let table = pretty_format_batches_with_options(batches, &options)?.to_string();
     let mut output = io::stdout().lock();
-    writeln!(output, "{table}")?;
+    writeln!(output, "{}", printable(&table))?;
     if rows > PREVIEW as u64 {
         writeln!(output, "{rows} rows, the first {PREVIEW} of which are shown")?;
     } else {

@@ -53,6 +53,12 @@ impl DisplayIndex for Text<'_> {
     }
 }
 
+/// The text without what a terminal would obey, such as the escape sequences that a hostile server or dataset may have.
+pub(crate) fn printable(text: &str) -> String {
+    let hidden = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    text.replace(hidden, "\u{fffd}")
+}
+
 /// The batch with text, as DuckDB writes it, in place of what arrow has none for. Columns with such values become text as a whole.
 pub(crate) fn readable(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let mut fields = batch.schema().fields().to_vec();
@@ -189,6 +195,12 @@ mod tests {
     use arrow_cast::pretty::pretty_format_batches_with_options;
 
     use super::*;
+
+    #[test]
+    fn a_terminal_is_told_nothing_by_a_text() {
+        assert_eq!(printable("a\tü\n"), "a\tü\n");
+        assert_eq!(printable("\x1b[2Ja\r\u{9b}1m\0"), "\u{fffd}[2Ja\u{fffd}\u{fffd}1m\u{fffd}");
+    }
 
     #[test]
     fn values_within_others_have_their_text_in_tables() {
