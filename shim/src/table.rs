@@ -412,9 +412,14 @@ pub(crate) fn is_borrowed() -> bool {
 /// The program is about to close `fd`, or has replaced it.
 pub(crate) fn remove(fd: i32) {
     let Some(cell) = cell(fd) else { return };
-    if cell.load(Ordering::Relaxed) == 0 || is_borrowed() {
-        return;
+    if cell.load(Ordering::Relaxed) != 0 && !is_borrowed() {
+        remove_known(cell, fd);
     }
+}
+
+/// As [`remove`]. Most descriptors are none of ours, and are closed without what this needs.
+#[inline(never)]
+fn remove_known(cell: &AtomicUsize, fd: i32) {
     let word = cell.swap(0, Ordering::SeqCst);
     if word & TAG != EPOLL && !is_unconnected(word) {
         ops::process::closes();

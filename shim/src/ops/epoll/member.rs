@@ -246,10 +246,15 @@ impl Member {
         }
     }
 
+    /// Whether the program asks for room.
+    pub(super) fn wants_room(&self) -> bool {
+        self.events & bit::WRITE != 0
+    }
+
     /// Makes room, if the program asks for that and a write now would do so. Whether there was none.
     pub(super) fn makes_room(&self) -> bool {
         let connection = self.connection();
-        self.asked() & bit::WRITE != 0
+        self.wants_room()
             && connection.readiness(bit::WRITE) & bit::WRITE == 0
             && connection.grow_for_asker(self.io, false)
     }

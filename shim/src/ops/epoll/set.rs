@@ -41,6 +41,8 @@ pub(crate) struct Set {
     turns: AtomicU32,
     /// Waits that memory has answered since the kernel was asked.
     pub(super) answers: AtomicU32,
+    /// A hot registration asks for room, as the last look at them all has found.
+    pub(super) wants_room: AtomicBool,
     /// When the kernel was last asked before memory ([`thallus_transport::arrival::now`]).
     pub(super) asked_at: AtomicU64,
     /// Numbers the looks at memory: each reports a registration once.
@@ -187,6 +189,7 @@ impl Set {
             is_vacant: AtomicBool::new(true),
             turns: AtomicU32::new(0),
             answers: AtomicU32::new(0),
+            wants_room: AtomicBool::new(false),
             asked_at: AtomicU64::new(0),
             rounds: AtomicU32::new(1),
             looked_at: AtomicUsize::new(0),

@@ -192,6 +192,7 @@ impl Set {
             *is_crowded = events.len() < 2;
             let (Some(event), Some(member)) = (events.first_mut(), by_fd.get_mut(&fd)) else { return 0 };
             let bits = if member.round == round { 0 } else { member.report(0, round) };
+            self.wants_room.store(member.wants_room(), Ordering::Relaxed);
             if bits == 0 {
                 return 0;
             }
@@ -208,6 +209,7 @@ impl Set {
         let enough = (VAIN_LOOKS[0] / hot.len().max(1)).max(VAIN_LOOKS[1]);
         let most = hot.len().div_ceil(COOLED_AT_ONCE);
         let mut looked_at = hot.len();
+        let mut wants_room = false;
         let mut idle = SmallVec::<[i32; 16]>::new();
         let mut found = Found::new(events, hot.len() > 1, spun);
         if found.events.len() < hot.len() && (found.events.len() == 1 || *is_crowded) {
@@ -221,6 +223,7 @@ impl Set {
                 break;
             }
             let Some(member) = by_fd.get_mut(&fd).filter(|member| member.round != round) else { continue };
+            wants_room |= member.wants_room();
             if !found.take(member, fd, index, round) && many && member.has_idled(enough) && idle.len() < most
             {
                 idle.push(fd);
@@ -237,6 +240,7 @@ impl Set {
                 }
             }
         }
+        self.wants_room.store(wants_room, Ordering::Relaxed);
         *is_crowded = found.is_full();
         found.bring_in_order(hot, looked_at);
         let (count, spent) = (found.places.len(), found.spent);
@@ -254,12 +258,13 @@ impl Set {
         count
     }
 
-    /// Makes room for who asks for it. Whether any was made.
+    /// Makes room for who asks for it, if [`Self::collect`] has seen one. Whether any was made.
     fn makes_room(&'static self) -> bool {
-        self.lock().is_some_and(|members| {
-            let lacks = |fd: &&i32| members.by_fd.get(fd).is_some_and(Member::makes_room);
-            members.hot.iter().filter(lacks).count() > 0
-        })
+        self.wants_room.load(Ordering::Relaxed)
+            && self.lock().is_some_and(|members| {
+                let lacks = |fd: &&i32| members.by_fd.get(fd).is_some_and(Member::makes_room);
+                members.hot.iter().filter(lacks).count() > 0
+            })
     }
 
     /// Whether a hot registration has something to report.
