@@ -168,6 +168,7 @@ fn options_reach_the_workers() {
 fn numbers_that_make_no_sense_are_refused() {
     let commands = [
         ["sql", "--partitions=0", "SELECT 1"],
+        ["sql", "--partitions=1025", "SELECT 1"],
         ["sql", "--scan-bytes=0", "SELECT 1"],
         ["generate", "--rows=3000000001", "/nonexistent"],
     ];

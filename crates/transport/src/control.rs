@@ -270,7 +270,9 @@ impl Control {
 
     /// Bytes put in and not taken out, as the two words say; may be nonsense if the peer lies.
     pub fn used(&self) -> u64 {
-        self.head.0.position.load(Ordering::Acquire).wrapping_sub(self.tail.0.load(Ordering::Acquire))
+        // The later of two words that both grow is never below the other, for who has neither lock either.
+        let tail = self.tail.0.load(Ordering::Acquire);
+        self.head.0.position.load(Ordering::Acquire).wrapping_sub(tail)
     }
 
     /// Whether there is anything to take.
