@@ -2,8 +2,8 @@
 
 use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp, with_bytes_put_aside};
 use super::peers::{
-    MOMENTS, accept_for_a_moment, connect_for_a_moment, demand, echo, request_echoes, send_all,
-    sends_on_demand, stop,
+    MOMENTS, accept_for_a_moment, asks_to_the_end, connect_for_a_moment, demand, echo, request_echoes,
+    send_all, sends_on_demand, stop,
 };
 use super::switching::{Wait, stream_both_ways, stream_nonblocking};
 use super::{Behaviour, Tally};
@@ -25,17 +25,17 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("from_the_connecting_side", echo_server, program_asks, Tally::Total(1))
         .alone(&["inherited-by-exec"])
         .tally(Tally::Stayed(1), Tally::StayedOrUncounted),
-    Behaviour::connected("to_a_program_after_the_upgrade", after_upgrade, asks_after)
+    Behaviour::connected("to_a_program_after_the_upgrade", after_upgrade, asks_to_the_end)
         .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::connected("to_a_shimmed_program_after_the_upgrade", after_upgrade_shimmed, asks_after)
+    Behaviour::connected("to_a_shimmed_program_after_the_upgrade", after_upgrade_shimmed, asks_to_the_end)
         .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::whole("to_another_process_with_rights", passes, asks, Tally::Total(1))
         .alone(&["passed-to-process"])
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
-    Behaviour::connected("to_a_vforked_program_after_the_upgrade", vforked_after, asks_after)
+    Behaviour::connected("to_a_vforked_program_after_the_upgrade", vforked_after, asks_to_the_end)
         .alone(&["inherited-by-exec"])
         .tally(Tally::Unknown, Tally::Returned(1)),
-    passed("to_another_process_after_the_upgrade", passed_after, asks_after)
+    passed("to_another_process_after_the_upgrade", passed_after, asks_to_the_end)
         .tally(Tally::Unknown, Tally::Returned(1)),
     passed("to_another_process_with_unread_bytes", passed_unread, sends_before_it_is_passed)
         .tally(Tally::Unknown, Tally::Returned(1)),
@@ -72,8 +72,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::whole("in_mid_stream", hands_on_in_mid_stream, streams_through, Tally::Unknown)
         .alone(&["passed-to-process"])
-        // A client that has sent everything before the server's turn comes stays on TCP: most do on a busy machine.
-        .tally(Tally::Unknown, Tally::AtLeast(RUNS / 6, RUNS)),
+        .tally(Tally::Unknown, Tally::AtLeast(RUNS / 2, RUNS)),
     Behaviour::whole("to_stdio", stdio, talks_in_lines, Tally::Total(1))
         .alone(&["stdio"])
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),
@@ -130,14 +129,7 @@ const fn passed(name: &'static str, left: fn(&Side, Fd), right: fn(&Side, Fd)) -
 }
 
 fn asks(side: &Side) {
-    asks_after(side, side.connect());
-}
-
-fn asks_after(side: &Side, fd: Fd) {
-    request_echoes(fd, 60, 3000);
-    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
-    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
-    side.sync("done");
+    asks_to_the_end(side, side.connect());
 }
 
 fn accept_one(side: &Side) -> Fd {
@@ -262,7 +254,7 @@ fn sends_before_it_is_passed(side: &Side, fd: Fd) {
     send_all(fd, &[b'u'; 5000]);
     side.sync("sent");
     assert_eq!(receive_exactly(fd, 5000), [b'u'; 5000]);
-    asks_after(side, fd);
+    asks_to_the_end(side, fd);
 }
 
 /// What woke this side is not the application's, and must not get to the other process.
@@ -279,7 +271,7 @@ fn wakes_and_asks(side: &Side, fd: Fd) {
     send_all(fd, &[b'u'; 5000]);
     side.sync("woken");
     assert_eq!(receive_exactly(fd, 5000), [b'u'; 5000]);
-    asks_after(side, fd);
+    asks_to_the_end(side, fd);
 }
 
 const MUCH: usize = 1_500_000;
@@ -294,7 +286,7 @@ fn sends_much_before_it_is_passed(side: &Side, fd: Fd) {
     send_all(fd, &[b'u'; MUCH]);
     side.sync("sent");
     assert_eq!(receive_exactly(fd, MUCH), [b'u'; MUCH]);
-    asks_after(side, fd);
+    asks_to_the_end(side, fd);
 }
 
 /// What is under way to this side is more than the peer's socket could hold, so the way back would block the peer.

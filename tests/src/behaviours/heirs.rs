@@ -3,41 +3,29 @@
 
 use std::ffi::CString;
 
-use super::peers::{echo, request_echoes};
-use super::{Behaviour, Tally};
+use super::Behaviour;
+use super::inside_libc::service;
+use super::peers::{asks_to_the_end, echo};
 use crate::calls::{self, Fd, Leave, Program, fork, quietly};
 use crate::say;
 use crate::side::Side;
 
 pub(super) const ALL: &[Behaviour] = &[
-    started("marked_before_a_fork", marked_before),
-    started("marked_by_ioctl", marked_by_ioctl),
-    started("marked_by_the_child", marked_by_child),
-    started("marked_by_a_vforked_child", marked_by_vforked_child),
-    started("marked_and_spawned", marked_and_spawned),
-    started("marked_for_a_shell", marked_for_shell),
-    started("copied_by_the_child", copied_by_child),
-    started("kept_by_a_child_that_closes_others", kept_by_tidy_child),
-    Behaviour::connected("forgotten", forgotten, asks).alone(&["inherited-by-exec"]),
-    Behaviour::connected("copied_and_forgotten", copied_and_forgotten, asks).alone(&["inherited-by-exec"]),
+    service("marked_before_a_fork", marked_before),
+    service("marked_by_ioctl", marked_by_ioctl),
+    service("marked_by_the_child", marked_by_child),
+    service("marked_by_a_vforked_child", marked_by_vforked_child),
+    service("marked_and_spawned", marked_and_spawned),
+    service("marked_for_a_shell", marked_for_shell),
+    service("copied_by_the_child", copied_by_child),
+    service("kept_by_a_child_that_closes_others", kept_by_tidy_child),
+    Behaviour::connected("forgotten", forgotten, asks_to_the_end).alone(&["inherited-by-exec"]),
+    Behaviour::connected("copied_and_forgotten", copied_and_forgotten, asks_to_the_end)
+        .alone(&["inherited-by-exec"]),
 ];
 
 /// Where a descriptor goes that has not been there.
 const ELSEWHERE: Fd = 77;
-
-/// A program without the library is started, and uses the connection.
-const fn started(name: &'static str, left: fn(&Side, Fd)) -> Behaviour {
-    Behaviour::connected(name, left, asks)
-        .alone(&["inherited-by-exec"])
-        .tally(Tally::Unknown, Tally::Returned(1))
-}
-
-fn asks(side: &Side, fd: Fd) {
-    request_echoes(fd, 60, 3000);
-    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
-    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
-    side.sync("done");
-}
 
 fn echoes(fd: Fd) -> Program {
     Program::helper("echo", &[&fd.to_string()], false)

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use super::peers::{echo, request_echoes};
+use super::peers::{asks_to_the_end, echo, request_echoes};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Child, Errno, Fd, Leave, Listed, Program, SharedCount, fork, quietly};
 use crate::say;
@@ -22,17 +22,10 @@ pub(super) const ALL: &[Behaviour] = &[
 ];
 
 /// The left side's connection is a program's that it starts.
-const fn service(name: &'static str, left: fn(&Side, Fd)) -> Behaviour {
-    Behaviour::connected(name, left, asks)
+pub(super) const fn service(name: &'static str, left: fn(&Side, Fd)) -> Behaviour {
+    Behaviour::connected(name, left, asks_to_the_end)
         .alone(&["inherited-by-exec"])
         .tally(Tally::Unknown, Tally::Returned(1))
-}
-
-fn asks(side: &Side, fd: Fd) {
-    request_echoes(fd, 60, 3000);
-    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
-    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
-    side.sync("done");
 }
 
 const LINES: i32 = 200;

@@ -90,6 +90,14 @@ pub(super) fn send_all(fd: Fd, data: &[u8]) {
     }
 }
 
+/// Requests that are echoed, and then the end, which comes back.
+pub(super) fn asks_to_the_end(side: &Side, fd: Fd) {
+    request_echoes(fd, 60, 3000);
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    side.sync("done");
+}
+
 /// Sends `rounds` requests, each of another size up to `largest` bytes, and checks that each comes back.
 pub(super) fn request_echoes(fd: Fd, rounds: usize, largest: usize) {
     for round in 0..rounds {
