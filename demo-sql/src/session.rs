@@ -150,8 +150,14 @@ fn is_table(path: &Path) -> bool {
 
 fn has_tables(folder: &Path) -> Result<bool> {
     for entry in folder.read_dir().with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
-        if if path.is_dir() { has_tables(&path)? } else { is_table(&path) } {
+        let entry = entry?;
+        let path = entry.path();
+        // Links may lead round in circles.
+        let is_found = match path.is_dir() {
+            true => !entry.file_type()?.is_symlink() && has_tables(&path)?,
+            false => is_table(&path),
+        };
+        if is_found {
             return Ok(true);
         }
     }

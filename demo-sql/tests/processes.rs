@@ -226,8 +226,11 @@ fn tables_have_any_names_and_anything_may_lie_beside_them() {
     assert!(program(None).arg("generate").arg(&folder).arg("--rows=400").status().unwrap().success());
     let listed = |folder: &std::path::Path| std::fs::read_dir(folder).unwrap().count();
     assert_eq!((listed(outside.path()), listed(&folder)), (1, 3));
-    for beside in ["empty", ".hidden", "many/part=1"] {
+    for beside in ["empty", ".hidden", "many/part=1", "round"] {
         std::fs::create_dir_all(folder.join(beside)).unwrap();
+    }
+    for link in ["round/here", "round/there"] {
+        std::os::unix::fs::symlink(".", folder.join(link)).unwrap();
     }
     std::fs::write(folder.join("notes.txt"), "").unwrap();
     for copy in ["My.copy*.parquet", "many/part=1/0.parquet"] {
