@@ -146,7 +146,8 @@ impl Connection {
             bits |= bit::HUP;
         }
         if self.untold_reset(segment).is_some() {
-            bits |= bit::ERR;
+            // It ends both directions at once, also where bytes before it are still on TCP.
+            bits |= bit::ERR | bit::HUP | bit::RDHUP | bit::READ;
         }
         bits
     }
