@@ -18,9 +18,13 @@ pub(super) const ALL: &[Behaviour] = &[
     service("marked_and_spawned", marked_and_spawned),
     service("marked_for_a_shell", marked_for_shell),
     service("copied_by_the_child", copied_by_child),
+    service("marked_copied_and_spawned_by_the_child", marked_copied_and_spawned),
+    service("spawned_with_it_as_standard_input", spawned_with_standard_input),
     service("kept_by_a_child_that_closes_others", kept_by_tidy_child),
     Behaviour::connected("forgotten", forgotten, asks_to_the_end).alone(&["inherited-by-exec"]),
     Behaviour::connected("copied_and_forgotten", copied_and_forgotten, asks_to_the_end)
+        .alone(&["inherited-by-exec"]),
+    Behaviour::connected("forgotten_by_who_has_closed_others", forgotten_by_tidy, asks_to_the_end)
         .alone(&["inherited-by-exec"]),
 ];
 
@@ -102,6 +106,32 @@ fn copied_by_child(side: &Side, fd: Fd) {
     });
 }
 
+/// That a child has given it one more number does not undo what has been said of the one it has.
+fn marked_copied_and_spawned(side: &Side, fd: Fd) {
+    unmark(fd);
+    let child = fork(Leave::AtOnce, || {
+        quietly(|| {
+            mark(fd);
+            calls::dup2(fd, ELSEWHERE).expect("dup2");
+            unmark(ELSEWHERE);
+        });
+        echoes(fd).spawn(&[]).expect("posix_spawn").wait_for_success();
+    });
+    child.wait_for_success();
+    is_done(side, fd);
+}
+
+/// Nothing but its number tells that the program is to use it.
+fn spawned_with_standard_input(side: &Side, fd: Fd) {
+    unmark(fd);
+    let child = fork(Leave::AtOnce, || {
+        quietly(|| calls::dup2(fd, libc::STDIN_FILENO)).expect("dup2");
+        echoes(libc::STDIN_FILENO).spawn(&[]).expect("posix_spawn").wait_for_success();
+    });
+    child.wait_for_success();
+    is_done(side, fd);
+}
+
 fn kept_by_tidy_child(side: &Side, fd: Fd) {
     let listener = quietly(|| side.listen_quietly());
     child_becomes(side, fd, fd, || calls::close(listener).expect("close"));
@@ -121,6 +151,15 @@ fn forgotten(side: &Side, fd: Fd) {
     programs_start();
     say!("echoed {}", echo(fd));
     is_done(side, fd);
+}
+
+/// What the server has closed says nothing of the programs that its children become.
+fn forgotten_by_tidy(side: &Side, fd: Fd) {
+    quietly(|| {
+        let listener = side.listen_quietly();
+        calls::close(listener).expect("close");
+    });
+    forgotten(side, fd);
 }
 
 /// The same after the server has given the connection, which a child has, too, one more number.
