@@ -1,6 +1,8 @@
 //! How connections end: half-close, close, reset, exit, death.
 
-use super::epoll_edges::{sends_over_tcp, with_bytes_put_aside};
+use super::epoll_edges::{
+    sends_over_tcp, sends_over_tcp_and_looks, with_bytes_put_aside, with_room_beside_bytes,
+};
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Errno, Family, Fd, Leave, caught, quietly};
 use crate::say;
@@ -81,15 +83,28 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("close_while_another_thread_reads", close_while_reading, sends_when_told)
         .limitation("**`close` while another thread reads**"),
     // docs/limitations.md, "Unix sockets".
-    Behaviour::whole("closed_with_bytes_put_aside", closes_with_bytes_put_aside, is_reset, Tally::Total(1))
+    Behaviour::whole("closed_with_bytes_on_tcp", closes_with_bytes_on_tcp, is_reset, Tally::Total(1))
         .tcp_only(),
+    Behaviour::whole(
+        "closed_with_bytes_put_aside",
+        closes_with_bytes_put_aside,
+        looks_and_is_reset,
+        Tally::Total(1),
+    )
+    .tcp_only(),
     Behaviour::connected("shut_down_again_after_the_peer_went_back", shuts_down_again, goes_back)
         .tally(Tally::Total(1), Tally::Total(1))
         .alone(&["unsupported-call"]),
     Behaviour::whole(
+        "shut_down_twice_with_bytes_on_tcp",
+        |side| shuts_down_twice(side, with_room_beside_bytes(side).1),
+        |side| finds_the_end(side, sends_over_tcp(side)),
+        Tally::Total(1),
+    ),
+    Behaviour::whole(
         "shut_down_twice_with_bytes_put_aside",
-        shuts_down_twice,
-        finds_the_end,
+        |side| shuts_down_twice(side, with_bytes_put_aside(side).1),
+        |side| finds_the_end(side, sends_over_tcp_and_looks(side)),
         Tally::Total(1),
     ),
     Behaviour::whole(
@@ -609,8 +624,7 @@ fn goes_back(side: &Side, fd: Fd) {
     assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
 }
 
-fn shuts_down_twice(side: &Side) {
-    let (_, fd) = with_bytes_put_aside(side);
+fn shuts_down_twice(side: &Side, fd: Fd) {
     for how in [libc::SHUT_WR, libc::SHUT_WR, libc::SHUT_RD, libc::SHUT_WR] {
         assert_eq!(calls::shutdown(fd, how), Ok(0));
     }
@@ -619,10 +633,15 @@ fn shuts_down_twice(side: &Side) {
     side.sync("closed");
 }
 
-fn finds_the_end(side: &Side) {
-    let fd = sends_over_tcp(side);
+fn finds_the_end(side: &Side, fd: Fd) {
     side.sync("shut down");
     assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+fn closes_with_bytes_on_tcp(side: &Side) {
+    let (_, fd) = with_room_beside_bytes(side);
     calls::close(fd).expect("close");
     side.sync("closed");
 }
@@ -634,14 +653,21 @@ fn closes_with_bytes_put_aside(side: &Side) {
 }
 
 fn is_reset(side: &Side) {
-    let fd = sends_over_tcp(side);
+    finds_a_reset(side, sends_over_tcp(side));
+}
+
+fn looks_and_is_reset(side: &Side) {
+    finds_a_reset(side, sends_over_tcp_and_looks(side));
+}
+
+fn finds_a_reset(side: &Side, fd: Fd) {
     side.sync("closed");
     assert_eq!(calls::recv(fd, 10, 0), Err(Errno::ECONNRESET));
 }
 
 /// The reset is told by a write; from then on poll and epoll tell of no error, but of a hang-up.
 fn writes_after_a_reset(side: &Side) {
-    let (epfd, fd) = with_bytes_put_aside(side);
+    let (epfd, fd) = with_room_beside_bytes(side);
     side.sync("reset now");
     side.sync("reset");
     assert_eq!(calls::send(fd, b"x", libc::MSG_NOSIGNAL), Err(Errno::ECONNRESET));

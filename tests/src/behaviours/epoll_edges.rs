@@ -15,11 +15,11 @@ use crate::side::{Side, await_unread, receive_exactly, while_blocked};
 const CALLS: usize = 20;
 
 pub(super) const ALL: &[Behaviour] = &[
-    Behaviour::whole("put_aside", bytes_put_aside, sends_over_tcp_and_talks, Tally::Upgraded(1)),
+    Behaviour::whole("put_aside", bytes_put_aside, sends_over_tcp_and_is_ready, Tally::Upgraded(1)),
     Behaviour::whole(
         "as_much_as_was_put_aside",
         as_much_as_was_put_aside,
-        sends_over_tcp_and_talks,
+        sends_over_tcp_and_is_ready,
         Tally::Upgraded(1),
     ),
     Behaviour::whole("asked_again_while_on_tcp", asks_again, sends_over_tcp_and_talks, Tally::Upgraded(1)),
@@ -77,10 +77,28 @@ fn gather(epfd: Fd, most: usize, events: u32) {
     }
 }
 
-/// As [`with_bytes_on_tcp`]; whoever waits for room has put them aside.
-pub(super) fn with_bytes_put_aside(side: &Side) -> (Fd, Fd) {
+/// As [`with_bytes_on_tcp`], by calls that find room.
+pub(super) fn with_room_beside_bytes(side: &Side) -> (Fd, Fd) {
     let wait = |fd| assert_eq!(calls::poll(&[(fd, libc::POLLOUT)], -1), Ok(vec![libc::POLLOUT]));
     with_bytes_on_tcp(side, wait)
+}
+
+/// The same once the other side has made sure that it can leave TCP, too: who sleeps then, and not for bytes, has put them aside.
+pub(super) fn with_bytes_put_aside(side: &Side) -> (Fd, Fd) {
+    let (epfd, fd) = with_room_beside_bytes(side);
+    side.sync("look now");
+    side.sync("looked");
+    assert_eq!(calls::poll(&[(fd, libc::POLLRDHUP)], 1), Ok(vec![0]));
+    (epfd, fd)
+}
+
+/// The other side of [`with_bytes_put_aside`].
+pub(super) fn sends_over_tcp_and_looks(side: &Side) -> Fd {
+    let fd = sends_over_tcp(side);
+    side.sync("look now");
+    look_in_vain(fd);
+    side.sync("looked");
+    fd
 }
 
 /// Leaves the bytes on TCP where they are.
@@ -144,10 +162,7 @@ fn talks(side: &Side, fd: Fd, times: usize) {
 }
 
 fn sends_over_tcp_and_is_ready(side: &Side) {
-    let fd = sends_over_tcp(side);
-    side.sync("look now");
-    look_in_vain(fd);
-    side.sync("looked");
+    let fd = sends_over_tcp_and_looks(side);
     talks(side, fd, CALLS);
 }
 
@@ -163,6 +178,7 @@ fn bytes_put_aside(side: &Side) {
     let (epfd, fd) = with_bytes_put_aside(side);
     assert_eq!(later(epfd), IN);
     assert_eq!(calls::epoll_wait(epfd, 8, 0), Ok(vec![]));
+    assert_eq!(calls::recv(fd, 3, libc::MSG_PEEK), Ok(b"mor".to_vec()));
     assert_eq!(calls::recv(fd, 10, 0), Ok(b"more".to_vec()));
     assert_eq!(calls::recv(fd, 10, 0), Err(Errno::EAGAIN));
     for _ in 0..CALLS {

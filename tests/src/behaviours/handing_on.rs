@@ -1,6 +1,6 @@
 //! Connections that leave the library's sight: exec, SCM_RIGHTS, stdio, other listeners.
 
-use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp, with_bytes_put_aside};
+use super::epoll_edges::{sends_over_tcp_and_looks, with_bytes_on_tcp, with_bytes_put_aside};
 use super::peers::{
     MOMENTS, accept_for_a_moment, asks_to_the_end, connect_for_a_moment, demand, echo, request_echoes,
     send_all, sends_on_demand, stop,
@@ -680,8 +680,6 @@ fn urgent(side: &Side) {
 
 fn passes_what_is_put_aside(side: &Side) {
     let (_, fd) = with_bytes_put_aside(side);
-    side.sync("look now");
-    side.sync("looked");
     side.sync("send now");
     side.sync("sent all");
     pass_on_to_the_end(fd);
@@ -715,10 +713,7 @@ fn pass_on_to_the_end(fd: Fd) {
 }
 
 fn sends_more_by_the_ring(side: &Side) {
-    let fd = sends_over_tcp(side);
-    side.sync("look now");
-    look_in_vain(fd);
-    side.sync("looked");
+    let fd = sends_over_tcp_and_looks(side);
     side.sync("send now");
     send_all(fd, b"by the ring");
     side.sync("sent all");
