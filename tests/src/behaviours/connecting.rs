@@ -70,6 +70,8 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("client_of_another_user", echoes_one, asks_as_nobody, Tally::Upgraded(1)).needs_root(),
     Behaviour::whole("server_of_another_user", echoes_as_nobody, asks, Tally::Upgraded(1)).needs_root(),
     Behaviour::whole("two_other_users", echoes_as_nobody, asks_as_daemon, Tally::Upgraded(1)).needs_root(),
+    Behaviour::whole("after_a_fork_that_failed", echoes_after_vain_fork, asks, Tally::Upgraded(1))
+        .needs_root(),
     Behaviour::whole("backend_of_another_user", backend_as_nobody, asks, Tally::Stayed(1)).needs_root(),
     Behaviour::whole("port_not_listed", echoes_one, asks, Tally::Mixed(0, &[("not-selected", 1)]))
         .environment(&[("THALLUS_PORTS", "1,2-3")]),
@@ -637,6 +639,17 @@ fn echoes_as_nobody(side: &Side) {
     let listener = side.listen();
     calls::become_user(NOBODY, NOBODY).expect("setuid");
     let fd = side.accept(listener);
+    say!("echoed {}", echo(fd));
+}
+
+/// As a server of which a limit is reached. It is the only process that has the connection, as before.
+fn echoes_after_vain_fork(side: &Side) {
+    let listener = side.listen();
+    // Of root's there may be as many as it likes.
+    calls::become_user(NOBODY, NOBODY).expect("setuid");
+    let fd = side.accept(listener);
+    calls::limit_resource(libc::RLIMIT_NPROC, 0);
+    assert_eq!(calls::fork_in_vain(), Errno::EAGAIN);
     say!("echoed {}", echo(fd));
 }
 

@@ -102,6 +102,18 @@ pub fn fork(leave: Leave, body: impl FnOnce()) -> Child {
     }
 }
 
+/// fork(2) that fails: with what.
+pub fn fork_in_vain() -> Errno {
+    // SAFETY: a child leaves at once.
+    let pid = unsafe { libc::fork() };
+    let errno = Errno::last();
+    if pid == 0 {
+        exit_at_once(0);
+    }
+    assert!(pid < 0, "fork: there is a child");
+    errno
+}
+
 /// A child that stands still until [`Traced::kill_at_stop`].
 #[derive(Debug)]
 pub struct Traced(Child);
