@@ -55,7 +55,7 @@ fn connect(cluster: &Cluster, node: NodeId, deadline: Instant) -> Result<TcpStre
     let address = cluster.address(node);
     loop {
         let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        match TcpStream::connect_timeout(&address, rest) {
+        match socket::connect(&address, rest) {
             Ok(stream) => return Ok(stream),
             // Not there yet.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < deadline => {

@@ -338,7 +338,7 @@ impl Client {
         let (deadline, least) = if waits { (self.deadline(node), PAUSE) } else { (Instant::now(), BRIEFLY) };
         loop {
             let rest = deadline.saturating_duration_since(Instant::now()).max(least);
-            let connected = TcpStream::connect_timeout(&address, rest).and_then(|stream| {
+            let connected = socket::connect(&address, rest).and_then(|stream| {
                 socket::prepare(&stream)?;
                 stream.set_read_timeout(Some(self.config.idle.max(Duration::from_millis(1))))?;
                 Ok(stream)
@@ -395,7 +395,7 @@ impl Client {
     fn look_for(&self, node: NodeId) {
         let deadline = Instant::now() + BRIEFLY;
         while !self.lock().closed && Instant::now() < deadline {
-            match TcpStream::connect_timeout(&self.cluster.address(node), BRIEFLY) {
+            match socket::connect(&self.cluster.address(node), BRIEFLY) {
                 Err(error) if is_nobody(&error) => return self.lost(node),
                 Err(_) => return,
                 Ok(mut stream) => {
