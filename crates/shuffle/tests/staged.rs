@@ -6,14 +6,16 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_schema::{DataType, Field, Schema};
 use thallus_shuffle::staged::{Config, Node};
-use thallus_shuffle::{Error, NodeId, Partition, Seat, WorkerId};
+use thallus_shuffle::{Cluster, Error, NodeId, Partition, Seat, WorkerId};
 
 use common::{batch, errors, halves, join, leave, schema, seats, sum, within};
 
@@ -463,6 +465,71 @@ fn blocks_for_a_process_that_is_gone_are_dropped() {
         drop(unread);
         let began = Instant::now();
         leave(nodes);
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    });
+}
+
+/// Takes connections to `address`, and ends the first when it is told to.
+fn middle(address: SocketAddr) -> (SocketAddr, Sender<()>) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let middle = listener.local_addr().unwrap();
+    let (end, ends) = channel();
+    let mut ends = Some(ends);
+    thread::spawn(move || {
+        for client in listener.incoming().map(Result::unwrap) {
+            let server = TcpStream::connect(address).unwrap();
+            for (from, to) in [(&client, &server), (&server, &client)] {
+                let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to); // it may be reset
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+            if let Some(ends) = ends.take() {
+                thread::spawn(move || {
+                    ends.recv().unwrap();
+                    [client, server].iter().for_each(|stream| stream.shutdown(Shutdown::Both).unwrap());
+                });
+            }
+        }
+    });
+    (middle, end)
+}
+
+#[test]
+fn a_process_of_which_only_a_connection_is_gone_keeps_no_blocks() {
+    within(|| {
+        let (seats, cluster) = seats(&[1, 1]);
+        let (middle, end) = middle(cluster.address(NodeId(1)));
+        let seen = Cluster::new(cluster.token(), &[(cluster.address(NodeId(0)), 1), (middle, 1)]).unwrap();
+        let mut nodes: Vec<_> = (0..)
+            .map(NodeId)
+            .zip(seats)
+            .zip([seen, cluster])
+            .map(|((me, seat), cluster)| Node::join(seat, cluster, me, small()).unwrap())
+            .collect();
+        let mut halves = halves(&nodes, 1);
+        let (mut sender, receiver) = halves.remove(1);
+        let (none, asking) = halves.remove(0);
+        none.finish().unwrap();
+        let asking = thread::spawn(|| errors([asking]));
+        while nodes[1].served().requests == 0 {
+            thread::yield_now();
+        }
+        // The other has what it needs.
+        sender.send_to(WorkerId(0), batch(0..10)).unwrap();
+        let reading = thread::spawn(|| receiver.map(|rows| rows.map(drop)).collect::<Vec<_>>());
+        while nodes[0].served().chunks == 0 {
+            thread::yield_now();
+        }
+        end.send(()).unwrap();
+        let told = asking.join().unwrap();
+        assert!(told[0].contains("process 1 is gone"), "{told:?}");
+        sender.finish().unwrap();
+        assert!(reading.join().unwrap().is_empty());
+        // While the one that could ask for them is still there.
+        let began = Instant::now();
+        assert!(nodes.pop().unwrap().leave());
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     });
 }

@@ -162,17 +162,12 @@ impl halves::Inlet for Inlet {
             // Nobody will get rows of this process any more, which also tells those who would wait for them.
             server.answer_all(server.store.fail(*shuffle, error));
         }
-        // Who is gone wants to hear nothing.
-        let gone = match error {
-            Some(Error::Gone { node, .. }) => Some(*node),
-            _ => None,
-        };
         let asked = self.asked.drain(..).map(|(source, _)| source);
         for source in self.sources.drain(..).chain(asked) {
-            let node = self.part.cluster.node_of(source);
-            if node == self.part.me {
+            if self.part.is_here(source) {
                 server.store.fetched((*shuffle, source, *worker));
-            } else if gone != Some(node) {
+            } else {
+                // Also to one that is gone: it may have been the connection alone.
                 self.client.decline(*shuffle, source, *worker);
             }
         }
