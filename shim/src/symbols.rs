@@ -65,6 +65,27 @@ pub(crate) fn is_libcs(function: *const ()) -> bool {
     found
 }
 
+/// Whether libuv is loaded: in the program itself, as in Node, as a library, or in uvloop's.
+pub(crate) fn have_libuv() -> bool {
+    // SAFETY: a name; nothing is called.
+    let mut found = unsafe { !libc::dlsym(libc::RTLD_DEFAULT, c"uv_loop_init".as_ptr()).is_null() };
+    if !found {
+        // The program is not to find this failure.
+        // SAFETY: it takes nothing.
+        unsafe { libc::dlerror() };
+    }
+    for_each_object(&mut |object| {
+        if !found && !object.dlpi_name.is_null() {
+            // SAFETY: the loader's, which ends with a zero.
+            let path = unsafe { CStr::from_ptr(object.dlpi_name) }.to_bytes();
+            let mut parts = path.rsplit(|&byte| byte == b'/');
+            let (file, folder) = (parts.next(), parts.next());
+            found = file.is_some_and(|file| file.starts_with(b"libuv.so")) || folder == Some(b"uvloop");
+        }
+    });
+    found
+}
+
 /// This library's and libc's.
 fn tables() -> Option<(Table, Table)> {
     let inside =

@@ -11,7 +11,7 @@ use serde::Serialize;
 use thallus_transport::configuration::Configuration;
 use thallus_transport::environment::{self, CONFIG, Complaints, Given, Log};
 use thallus_transport::ring::class_size;
-use thallus_transport::settings::{Order, Settings};
+use thallus_transport::settings::{IoUring, Order, Settings};
 
 use super::sheet::Sheet;
 use super::{Problem, bytes};
@@ -258,7 +258,12 @@ impl Wanted<'_> {
             "THALLUS_UNIX" if chosen.unix.is_empty() => "off".into(),
             "THALLUS_UNIX" => chosen.unix.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
             "THALLUS_LEND" => bytes(chosen.lend_bytes),
-            "THALLUS_IO_URING" => if chosen.io_uring { "allow" } else { "deny" }.into(),
+            "THALLUS_IO_URING" => match chosen.io_uring {
+                IoUring::Auto => "auto",
+                IoUring::Allow => "allow",
+                IoUring::Deny => "deny",
+            }
+            .into(),
             "THALLUS_UPGRADE_AFTER" => chosen.upgrade_after.to_string(),
             "THALLUS_SPIN_US" => (chosen.spin_ns / 1000).to_string(),
             "THALLUS_RING" => {

@@ -8,7 +8,7 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, open, readlink};
 
 use crate::configuration::{Configuration, Entry};
 use crate::peers::Rule;
-use crate::settings::{Order, Settings, UnixRule, class_within};
+use crate::settings::{IoUring, Order, Settings, UnixRule, class_within};
 
 /// How much to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -324,7 +324,8 @@ pub fn settings(mut chosen: Settings, given: &Given, complaints: &mut Complaints
         chosen.largest_class = class_within(bytes);
         chosen.verbs.ring = bytes;
     });
-    given.read(complaints, "THALLUS_IO_URING", "allow or deny", allowed, |allowed| chosen.io_uring = allowed);
+    given
+        .read(complaints, "THALLUS_IO_URING", "auto, allow or deny", io_uring, |rule| chosen.io_uring = rule);
     chosen
 }
 
@@ -399,10 +400,11 @@ fn order(text: &str) -> Option<Order> {
     }
 }
 
-fn allowed(text: &str) -> Option<bool> {
+fn io_uring(text: &str) -> Option<IoUring> {
     match text {
-        "allow" => Some(true),
-        "deny" => Some(false),
+        "auto" => Some(IoUring::Auto),
+        "allow" => Some(IoUring::Allow),
+        "deny" => Some(IoUring::Deny),
         _ => None,
     }
 }
@@ -458,7 +460,7 @@ mod tests {
         let chosen = settings(Settings::default(), &given, &mut none);
         assert_eq!((chosen.shm, chosen.ports, chosen.upgrade_after), (true, vec![(1, 1), (5, 9)], 3));
         assert_eq!((chosen.spin_ns, chosen.largest_class, chosen.lend_bytes), (8000, 0, 0));
-        assert!(!chosen.io_uring);
+        assert_eq!(chosen.io_uring, IoUring::Deny);
         assert_eq!(log(&given, &mut none), Some(Log { level: Level::Info, path: Some("/x".into()) }));
         assert!(!given.is_off() && file("mode = off").0.is_off());
         let (given, _) =

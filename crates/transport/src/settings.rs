@@ -39,7 +39,7 @@ pub struct Settings {
     /// Bytes that one connection may lend its peer at a time (`crate::lending`).
     pub lend_bytes: u64,
     /// Whether the program may set an io_uring up.
-    pub io_uring: bool,
+    pub io_uring: IoUring,
     /// Moves internal file descriptors out of the application's way.
     pub place: Place,
     /// An internal file descriptor is about to be closed.
@@ -62,13 +62,22 @@ impl Default for Settings {
             spin_ns: 100_000,
             largest_class: CLASSES - 1,
             lend_bytes: 256 << 20,
-            io_uring: true,
+            io_uring: IoUring::Auto,
             place: stay,
             forget: |_| {},
             reach: |_, fd| fd,
             sleep: Sleep { recv: tcp::recv, send: tcp::send, poll },
         }
     }
+}
+
+/// Whether the program may set an io_uring up: hooks see nothing of what it does by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoUring {
+    Allow,
+    Deny,
+    /// It may, but for libuv, which then does the same by calls that hooks see; unless the program asks libuv for it.
+    Auto,
 }
 
 /// Choices for the fabric between hosts.

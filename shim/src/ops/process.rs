@@ -10,7 +10,7 @@ use std::time::Instant;
 use thallus_transport::arena::Block;
 use thallus_transport::connection::Connection;
 use thallus_transport::reason::Reason;
-use thallus_transport::settings::settings;
+use thallus_transport::settings::{IoUring, settings};
 use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
 use thallus_transport::uninterrupted::Uninterrupted;
 use thallus_transport::{chime, process, verbs};
@@ -371,8 +371,20 @@ fn settle_fabrics(ends: bool) {
 }
 
 /// Whether the program is told that it may set no io_uring up, as in many containers: it falls back to calls that hooks see.
+///
+/// libuv sets one up for each loop, by which it changes several registrations of its epoll set at a time (`uv__epoll_ctl_prep` of
+/// src/unix/linux.c, in Node from version 22 on), and takes `epoll_ctl` where that fails.
 pub(crate) fn denies_io_uring() -> bool {
-    config::enabled() && !settings().io_uring
+    let asks_for_it = || {
+        let number = std::env::var("UV_USE_IO_URING").ok().and_then(|text| text.trim().parse::<i64>().ok());
+        number.is_some_and(|number| number != 0)
+    };
+    config::enabled()
+        && match settings().io_uring {
+            IoUring::Allow => false,
+            IoUring::Deny => true,
+            IoUring::Auto => errno::keep(|| symbols::have_libuv() && !asks_for_it()),
+        }
 }
 
 /// Why no connection of this process may leave TCP any more; 0 as long as they may.

@@ -27,7 +27,7 @@ function answer(request, response) {
 
 function serve() {
   const one = http.createServer(answer);
-  one.keepAliveTimeout = 300;
+  one.keepAliveTimeout = 2000;
   one.on("upgrade", (request, socket) => {
     socket.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\nConnection: Upgrade\r\n\r\n");
     socket.pipe(socket);
