@@ -64,7 +64,9 @@ fn refusal_of_none(data_type: DataType, message: &[u8]) {
     let schema = Schema::new(vec![Field::new("c", data_type, true)]);
     let encoder = Encoder::new(&schema, EncodeOptions::default()).unwrap();
     let stream = [encoder.schema().header(), message, encoder.end().header()].concat();
-    assert_eq!(feed(&mut Decoder::default(), &stream, aligned).unwrap().len(), 1);
+    let batches = feed(&mut Decoder::default(), &stream, aligned).unwrap();
+    assert_eq!(batches.len(), 1);
+    batches[0].column(0).to_data().validate_full().unwrap();
 }
 
 #[test]
@@ -110,6 +112,24 @@ fn forged_array(nodes: &[(i64, i64)], buffers: &[&[u8]], variadic: &[i64]) -> Ve
         body.resize(body.len().next_multiple_of(16), 0);
     }
     forged(nodes, &ranges, variadic, false, &body)
+}
+
+/// C++ writes the offsets of an array that is cut to no rows as they were.
+#[test]
+fn offsets_of_nothing_may_be_any() {
+    let offsets = [3_i32, 5].map(i32::to_le_bytes).concat();
+    let long = [3_i64, 5].map(i64::to_le_bytes).concat();
+    let item = || Arc::new(Field::new_list_field(DataType::Int32, true));
+    refusal_of_none(DataType::Utf8, &forged_array(&[(0, 0)], &[&[], &offsets, &[]], &[]));
+    refusal_of_none(DataType::LargeBinary, &forged_array(&[(0, 0)], &[&[], &long, &[]], &[]));
+    refusal_of_none(
+        DataType::List(item()),
+        &forged_array(&[(0, 0), (0, 0)], &[&[], &offsets, &[], &[]], &[]),
+    );
+    refusal_of_none(
+        DataType::LargeList(item()),
+        &forged_array(&[(0, 0), (0, 0)], &[&[], &long, &[], &[]], &[]),
+    );
 }
 
 /// Each of these numbers is used as an index, without a check, by whoever reads the array.

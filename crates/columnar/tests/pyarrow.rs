@@ -178,8 +178,7 @@ fn we_read_what_pyarrow_writes() {
         messages.push(encoder.end());
         peer.send(&messages);
     }
-    let expected =
-        "columns,slices,dictionary deltas,dictionary replacement,no columns,no batches,metadata version 4";
+    let expected = "columns,slices,dictionary deltas,dictionary replacement,no rows,no columns,no batches,metadata version 4";
     assert_eq!(names.join(","), expected);
     peer.finish();
 }

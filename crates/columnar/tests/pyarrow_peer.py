@@ -88,12 +88,15 @@ def columns():
 def own(stream):
     batch = columns()
     words = list(dictionaries())
+    lists = pa.ListArray.from_arrays([1, 2, 3], ["a", "b", "c", "d"])
+    cut = pa.record_batch({"list": lists, "map": pa.MapArray.from_arrays([2, 3, 3], ["k", "l", "m"], [1, 2, 3])})
     no_columns = pa.RecordBatch.from_struct_array(pa.array([{}] * 7, pa.struct([])))
     for name, batches, options in [
         ("columns", [batch], None),
         ("slices", [batch.slice(1, 3), batch.slice(4), batch.slice(2, 0)], None),
         ("dictionary deltas", words, DELTAS),
         ("dictionary replacement", words, None),
+        ("no rows", [cut.slice(0, 0)], None),
         ("no columns", [no_columns], None),
         ("no batches", [], None),
         ("metadata version 4", [batch.select(["text", "list", "sparse"])], VERSION_4),
