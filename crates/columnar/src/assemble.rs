@@ -19,7 +19,7 @@ pub(crate) struct Assembler<'a> {
     nodes: slice::Iter<'a, Node>,
     buffers: slice::Iter<'a, Range<usize>>,
     variadic: slice::Iter<'a, usize>,
-    unions_have_validity: bool,
+    all_have_validity: bool,
     body: &'a Buffer,
     dictionaries: &'a Dictionaries,
     misaligned: Misaligned,
@@ -39,7 +39,7 @@ impl<'a> Assembler<'a> {
             nodes: header.nodes.iter(),
             buffers: header.buffers.iter(),
             variadic: header.variadic.iter(),
-            unions_have_validity: header.unions_have_validity,
+            all_have_validity: header.all_have_validity,
             body,
             dictionaries,
             misaligned: options.misaligned,
@@ -286,7 +286,7 @@ impl<'a> Assembler<'a> {
         mode: UnionMode,
         plan: &Plan,
     ) -> Result<ArrayDataBuilder, Fault> {
-        if self.unions_have_validity {
+        if self.all_have_validity {
             self.next_range()?;
         }
         if node.nulls > 0 {
@@ -339,6 +339,9 @@ impl<'a> Assembler<'a> {
         values: &FieldRef,
         plan: &Plan,
     ) -> Result<ArrayDataBuilder, Fault> {
+        if self.all_have_validity {
+            self.next_range()?;
+        }
         if node.nulls > 0 {
             return Err(Fault::NullCount);
         }

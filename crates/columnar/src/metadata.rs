@@ -26,8 +26,8 @@ pub(crate) struct BatchHeader {
     pub(crate) buffers: Vec<Range<usize>>,
     /// Number of data buffers of each view array.
     pub(crate) variadic: Vec<usize>,
-    /// By metadata version 4 unions have a validity bitmap.
-    pub(crate) unions_have_validity: bool,
+    /// By metadata version 4 unions and run-end encoded arrays have a validity bitmap, too.
+    pub(crate) all_have_validity: bool,
 }
 
 #[derive(Debug)]
@@ -119,6 +119,6 @@ fn parse_batch(
 
     let variadic = batch.variadicBufferCounts().into_iter().flatten().map(usize::try_from);
     let variadic = variadic.collect::<Result<_, _>>().map_err(|_| Error::Metadata("a negative count"))?;
-    let unions_have_validity = version == ipc::MetadataVersion::V4;
-    Ok(BatchHeader { rows, nodes, buffers, variadic, unions_have_validity })
+    let all_have_validity = version == ipc::MetadataVersion::V4;
+    Ok(BatchHeader { rows, nodes, buffers, variadic, all_have_validity })
 }

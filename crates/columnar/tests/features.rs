@@ -15,6 +15,8 @@ use arrow_array::{
 };
 use arrow_buffer::{Buffer, NullBuffer, ScalarBuffer};
 use arrow_data::ArrayData;
+use arrow_ipc::MetadataVersion;
+use arrow_ipc::writer::{IpcWriteOptions, StreamWriter};
 use arrow_schema::{DataType, Field, Schema, UnionFields, UnionMode};
 use thallus_columnar::{
     DecodeOptions, Decoder, EncodeOptions, Encoder, Error, Fault, Kind, Limits, Message, Misaligned, Need,
@@ -146,6 +148,23 @@ fn run_ends_are_copied_only_behind_the_first() {
     assert_eq!(encoded(runs.clone()).copied_bytes(), 0);
     assert_eq!(encoded(runs.slice(0, 15)).copied_bytes(), 0);
     assert_eq!(encoded(runs.slice(15, 10)).copied_bytes(), 2 * 4);
+}
+
+#[test]
+fn unions_and_run_ends_of_metadata_version_4_have_a_bitmap() {
+    let runs =
+        RunArray::<Int32Type>::try_new(&vec![2, 3].into(), &StringArray::from(vec!["a", "b"])).unwrap();
+    let fields = UnionFields::try_new([0], [Field::new("x", DataType::Int32, true)]).unwrap();
+    let union =
+        UnionArray::try_new(fields, vec![0; 3].into(), None, vec![Arc::new(Int32Array::from(vec![1, 2, 3]))]);
+    let columns: [(_, ArrayRef); 2] = [("runs", Arc::new(runs)), ("union", Arc::new(union.unwrap()))];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let options = IpcWriteOptions::try_new(8, false, MetadataVersion::V4).unwrap();
+    let mut writer = StreamWriter::try_new_with_options(Vec::new(), &batch.schema(), options).unwrap();
+    writer.write(&batch).unwrap();
+    let stream = writer.into_inner().unwrap();
+    let got = StreamReader::new(Cursor::new(&stream), DecodeOptions::default()).unwrap();
+    assert_eq!(got.collect::<Result<Vec<_>, _>>().unwrap(), [batch]);
 }
 
 #[test]

@@ -99,7 +99,7 @@ def own(stream):
         ("no rows", [cut.slice(0, 0)], None),
         ("no columns", [no_columns], None),
         ("no batches", [], None),
-        ("metadata version 4", [batch.select(["text", "list", "sparse"])], VERSION_4),
+        ("metadata version 4", [batch.select(["text", "list", "sparse", "dense", "runs"])], VERSION_4),
     ]:
         schema = batches[0].schema if batches else batch.schema
         schema = schema.with_metadata({"name": name})
