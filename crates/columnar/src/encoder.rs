@@ -14,7 +14,7 @@ use crate::cut::Cut;
 use crate::dictionaries::can_grow;
 use crate::message::{Kind, Message};
 use crate::schema::{Layout, Plan};
-use crate::{ALIGNMENT, CONTINUATION, Error, Limits, PREFIX};
+use crate::{ALIGNMENT, CONTINUATION, Error, Limits, PREFIX, metadata};
 
 /// How an [`Encoder`] writes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,7 +64,7 @@ impl Encoder {
             (ipc::MessageHeader::Schema, root)
         })?;
         // Read back, so that both ends take the dictionaries' numbers from the same bytes.
-        let message = ipc::root_as_message(&header[PREFIX..])?;
+        let message = metadata::root(&header[PREFIX..], limits.depth)?;
         let root = message.header_as_schema().ok_or(Error::Metadata("no schema"))?;
         let plans = Layout::parse(root, limits.depth)?.plans;
         let types = schema.fields().iter().map(|field| field.data_type().clone()).collect();

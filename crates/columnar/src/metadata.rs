@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use arrow_ipc as ipc;
-use flatbuffers::VerifierOptions;
+use flatbuffers::{InvalidFlatbuffer, VerifierOptions};
 
 use crate::schema::{Layout, key_values};
 use crate::{Error, Limits};
@@ -46,15 +46,7 @@ pub(crate) struct Metadata {
 
 impl Metadata {
     pub(crate) fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, Error> {
-        let verifier = VerifierOptions {
-            // A field is a table in a table; above the outermost are schema and message, below the innermost its type.
-            max_depth: limits.depth.saturating_add(8),
-            // Tables may be shared, so that few bytes describe a tree of exponential size. One that is not takes 8.
-            max_tables: bytes.len() / 8 + 8,
-            max_apparent_size: bytes.len().saturating_mul(16).saturating_add(1 << 16),
-            ignore_missing_null_terminator: false,
-        };
-        let message = ipc::root_as_message_with_opts(&verifier, bytes)?;
+        let message = root(bytes, limits.depth)?;
         let version = message.version();
         if !matches!(version, ipc::MetadataVersion::V4 | ipc::MetadataVersion::V5) {
             return Err(Error::Unsupported("a metadata version other than 4 and 5"));
@@ -80,6 +72,19 @@ impl Metadata {
         };
         Ok(Self { header, body_len, custom: key_values(message.custom_metadata()) })
     }
+}
+
+/// The flatbuffer of a message, in which fields may be nested `depth` levels deep.
+pub(crate) fn root(bytes: &[u8], depth: usize) -> Result<ipc::Message<'_>, InvalidFlatbuffer> {
+    let verifier = VerifierOptions {
+        // A field is a table in a table; above the outermost are schema and message, below the innermost its type.
+        max_depth: depth.saturating_add(8),
+        // Tables may be shared, so that few bytes describe a tree of exponential size. One that is not takes 8.
+        max_tables: bytes.len() / 8 + 8,
+        max_apparent_size: bytes.len().saturating_mul(16).saturating_add(1 << 16),
+        ignore_missing_null_terminator: false,
+    };
+    ipc::root_as_message_with_opts(&verifier, bytes)
 }
 
 fn within(what: &'static str, value: i64, limit: usize) -> Result<usize, Error> {

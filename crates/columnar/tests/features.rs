@@ -226,6 +226,13 @@ fn an_encoder_refuses_other_columns_and_what_the_format_lacks() {
     let schema = Schema::new(vec![Field::new("c", outer, true)]);
     assert!(matches!(Encoder::new(&schema, EncodeOptions::default()), Err(Error::Unsupported(_))));
 
+    let nested = |levels| (1..levels).fold(DataType::Int8, |inner, _| DataType::new_list(inner, true));
+    let schema = |levels| Schema::new(vec![Field::new("c", nested(levels), true)]);
+    assert!(matches!(Encoder::new(&schema(65), EncodeOptions::default()), Err(Error::Unsupported(_))));
+    let deepest = Encoder::new(&schema(64), EncodeOptions::default()).unwrap();
+    let stream = [deepest.schema().header(), deepest.end().header()].concat();
+    assert_eq!(feed(&mut Decoder::default(), &stream, aligned).unwrap(), []);
+
     let nothing = DataType::Union(UnionFields::empty(), UnionMode::Sparse);
     let schema = Schema::new(vec![Field::new("c", nothing, true)]);
     assert!(matches!(Encoder::new(&schema, EncodeOptions::default()), Err(Error::Field { .. })));
