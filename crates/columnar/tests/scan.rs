@@ -286,6 +286,20 @@ fn a_frame_says_its_size_before_it_is_read() {
 }
 
 #[test]
+fn a_long_message_is_told_in_part() {
+    let failure = Failure { code: Code::Query, message: "aä€".repeat(1 << 20) };
+    let (request, cursor) = (RequestId(1), CursorId([0; 16]));
+    for frame in [Frame::Refused { request, failure: failure.clone() }, Frame::Failed { cursor, failure }] {
+        let (Frame::Refused { failure, .. } | Frame::Failed { failure, .. }, _) =
+            parse(&frame.encode(0).unwrap()).unwrap()
+        else {
+            panic!("another frame");
+        };
+        assert!(failure.message.starts_with("aä€aä€") && failure.message.ends_with(" …"));
+    }
+}
+
+#[test]
 fn a_server_that_sends_what_was_not_asked_for_is_found_out() {
     let id = CursorId([7; 16]);
     let mut client = Client::default();

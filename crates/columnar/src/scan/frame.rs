@@ -5,6 +5,9 @@ use crate::scan::{CursorId, RequestId, ScanError, VERSION};
 /// Bytes of a [`Header`].
 pub const HEADER: usize = 16;
 
+/// Bytes of a failure's message that are told: a database may put any value into it.
+const MESSAGE: usize = 64 << 10;
+
 const MAGIC: [u8; 8] = *b"thallusq";
 
 /// Why a request or a cursor failed.
@@ -345,9 +348,15 @@ fn with_cursor(bytes: &mut Vec<u8>, cursor: &CursorId, kind: u8) -> u8 {
     kind
 }
 
+/// A message that would make the head too large is told in part.
 fn with_failure(bytes: &mut Vec<u8>, failure: &Failure, kind: u8) -> u8 {
+    let message = &failure.message;
+    let end = message.floor_char_boundary(MESSAGE);
     bytes.extend(failure.code.number().to_le_bytes());
-    bytes.extend(failure.message.as_bytes());
+    bytes.extend(&message.as_bytes()[..end]);
+    if end < message.len() {
+        bytes.extend(" …".as_bytes());
+    }
     kind
 }
 
