@@ -12,6 +12,9 @@ use serde_json::Value;
 /// Bytes of a query. What is nested takes stack: see [`crate::session`].
 pub(crate) const LENGTH: usize = 64 << 10;
 
+/// Bytes of an error's message. Of HTTP/2's headers, in which Flight has it, clients take 16 KiB, and each byte may become three there.
+const MESSAGE: usize = 4 << 10;
+
 /// Lambdas inside lambdas. DuckDB binds each of them twice or more, so 30 of them, one in the other, keep it busy for minutes in
 /// which nothing interrupts it.
 const LAMBDAS: usize = 8;
@@ -91,12 +94,17 @@ pub(crate) fn check(connection: &Connection, sql: &str) -> Result<(), String> {
     }
 }
 
-/// What DuckDB says.
+/// What DuckDB says, which may have a value of any size in it, up to [`MESSAGE`].
 pub(crate) fn message(error: &duckdb::Error) -> String {
-    match error {
+    let mut message = match error {
         duckdb::Error::DuckDBFailure(_, Some(message)) => message.clone(),
         error => error.to_string(),
+    };
+    if message.len() > MESSAGE {
+        message.truncate(message.floor_char_boundary(MESSAGE));
+        message.push_str(" …");
     }
+    message
 }
 
 /// The query that is to be explained, or the whole.

@@ -44,6 +44,23 @@ fn errors_of_a_query_are_duckdbs() {
     server.run(&["--sql", "FROM pairs"]).assert_ok();
 }
 
+#[test]
+fn errors_with_large_values_are_told_in_part() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    for (sql, word) in [
+        ("SELECT repeat('ä', 1000000)::INTEGER", "Conversion Error"),
+        ("SELECT CASE WHEN i > 2900000 THEN error(repeat('x', 2000000)) ELSE i END FROM numbers", "xxx …"),
+        ("SELECT error(repeat('\"', 20000))", "\"\"\""),
+    ] {
+        for transport in TRANSPORTS {
+            let outcome = server.run(&["--sql", sql, "--transport", transport, "--summary"]);
+            assert_failed(&outcome, &[word, "…"]);
+            assert!(outcome.errors.len() < 5000, "{} bytes", outcome.errors.len());
+        }
+    }
+}
+
 /// DuckDB's Arrow export makes -1 of the largest.
 #[test]
 fn numbers_that_arrow_has_not_are_told() {
