@@ -50,6 +50,7 @@ mod socket;
 mod stream;
 mod verbs;
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -167,9 +168,12 @@ fn measure_all(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// How long a measurement may take.
+const SECONDS: RangeInclusive<f64> = 0.01..=600.0;
+
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(seconds) if (0.01..=600.0).contains(&seconds) => Ok(seconds),
+        Ok(seconds) if SECONDS.contains(&seconds) => Ok(seconds),
         _ => Err("a number of seconds from 0.01 to 600".to_owned()),
     }
 }

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use thallus_transport::verbs::probe::{Run, Way};
 
+use crate::bench::SECONDS;
+
 /// How a message travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -88,14 +90,27 @@ pub(super) fn plan(inline: usize) -> Vec<Case> {
 
 /// # Errors
 /// It is none that a client of this version asks for.
-pub(super) fn check(case: Case) -> anyhow::Result<()> {
+pub(super) fn check(case: Case, seconds: f64) -> anyhow::Result<()> {
     anyhow::ensure!(INLINE_SIZES.contains(&case.size), "nobody measures {} bytes", case.size);
+    anyhow::ensure!(SECONDS.contains(&seconds), "nobody measures for {seconds} s");
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_asks_for_what_can_be_measured() {
+        let case = |size| Case { path: Path::Tcp, size };
+        for seconds in [0.01, 1.0, 600.0] {
+            assert!(check(case(SIZE), seconds).is_ok());
+        }
+        for seconds in [-1.0, 0.0, 601.0, 1e300, f64::NAN] {
+            assert!(check(case(SIZE), seconds).is_err(), "{seconds}");
+        }
+        assert!(check(case(0), 1.0).is_err());
+    }
 
     #[test]
     fn what_a_device_does_not_grant_is_left_out() {

@@ -129,7 +129,7 @@ pub(super) fn serve(listener: &TcpListener) -> anyhow::Result<()> {
     loop {
         match control.hear()? {
             Order::Measure { case, seconds } => {
-                plan::check(case)?;
+                plan::check(case, seconds)?;
                 way.begin(case, seconds)?;
                 control.say(&Answer::Ready)?;
                 let (messages, early) = way.echo(case, seconds)?;
