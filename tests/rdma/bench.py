@@ -5,11 +5,13 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 
 SERVER = "10.0.0.2"
+PORT = 18625
 ROUNDS = 2
 DEADLINE = 240
 # Each with the bytes that a request carries of a message beyond its own: None if it carries nothing.
@@ -77,9 +79,35 @@ def refuse(thallus: str, wanted: str, *, peer: str, listens: bool) -> None:
         check(status == 1 and "left" in said, (status, said))
 
 
+def mapped(address: str) -> list[int]:
+    return [*bytes(10), 255, 255, *socket.inet_aton(address)]
+
+
+def refuse_liar(thallus: str, wanted: str, *, seconds: float = 0.2, **lie: object) -> None:
+    """A client on host a that says what can't be. Without a device, for the server does not get so far as to use it."""
+    server = Listener(thallus, "b")
+    introduction = {"number": 17, "psn": 1, "mtu": 3, "gid": mapped("10.0.0.1"), "manager": None}
+    introduction |= {"inbox": 0, "inbox_key": 0, "ring": 64 << 10}
+    hello = {"version": 1, "introduction": introduction | lie, "nonce": [0] * 16, "inline_bytes": 0}
+    order = {"case": {"path": "tcp", "size": 64}, "seconds": seconds}
+    with socket.create_connection((SERVER, PORT)) as connection, connection.makefile("rw") as lines:
+        print(json.dumps({"hello": hello}), file=lines, flush=True)
+        if lines.readline():
+            with socket.create_connection((SERVER, PORT)):
+                print(json.dumps({"measure": order}), file=lines, flush=True)
+                lines.readline()
+    status = server.finish()
+    check(status[0] == 1 and wanted in status[1], (wanted, status))
+
+
 def main() -> None:
     thallus, device = sys.argv[1:]
     measure(thallus, device)
+    # iWARP's connection manager looks at neither, and lets no such client in.
+    if device == "rxe":
+        for lie in [{"mtu": 0}, {"number": 1 << 24}, {"psn": 1 << 24}, {"gid": mapped(SERVER)}]:
+            refuse_liar(thallus, "(bad-offer)", **lie)
+        refuse_liar(thallus, "nobody measures for", seconds=-1)
     refuse(thallus, "is thallus bench verbs --listen running there?", peer=SERVER, listens=False)
     # Of the addresses of a host with a device, one that no port has. iWARP has no GIDs by which that could be told.
     if device == "rxe":

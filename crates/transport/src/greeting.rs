@@ -82,7 +82,7 @@ impl Seal<'_> {
 }
 
 /// As in a GID.
-fn mapped(address: SocketAddr) -> Ipv6Addr {
+pub(crate) fn mapped(address: SocketAddr) -> Ipv6Addr {
     match address.ip().to_canonical() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
         IpAddr::V6(v6) => v6,

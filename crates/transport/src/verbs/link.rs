@@ -187,7 +187,6 @@ impl Link {
         self.theirs = memory;
         match (peer.manager, role) {
             (manager, _) if manager.is_some() != self.pair.needs_manager() => Err(Reason::OtherTransport),
-            (None, _) if !peer.is_sound() => Err(Reason::BadOffer),
             (None, _) => self.pair.admit(peer),
             (Some(_), Role::Server) => self.pair.listen(address.ip(), nonce),
             (Some(port), Role::Client) => self.pair.approach(SocketAddr::new(address.ip(), port), nonce),

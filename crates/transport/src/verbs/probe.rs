@@ -24,6 +24,7 @@ use super::message::{Kind, OVERHEAD, Room, VALIDITY};
 use super::queue::{DEPTH, Endpoint, QueuePair, Request, Spot};
 use super::slab::Slab;
 use crate::arena::Role;
+use crate::greeting::mapped;
 use crate::reason::Reason;
 
 /// Bytes of each side's ring.
@@ -156,6 +157,8 @@ impl Wire {
         self.theirs = memory;
         match (peer.manager, role) {
             (manager, _) if manager.is_some() != self.pair.needs_manager() => Err(Reason::OtherTransport),
+            // As in a greeting: else the other side could make this one write to a third host's memory.
+            (None, _) if peer.gid != mapped(address).octets() => Err(Reason::BadOffer),
             (None, _) => self.pair.admit(peer),
             (Some(_), Role::Server) => self.pair.listen(address.ip(), nonce),
             (Some(port), Role::Client) => self.pair.approach(SocketAddr::new(address.ip(), port), nonce),

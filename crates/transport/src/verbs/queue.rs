@@ -53,7 +53,7 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Whether a queue pair can be connected to it without a connection manager: drivers are not relied upon to look at what they are given.
-    pub(super) fn is_sound(&self) -> bool {
+    fn is_sound(&self) -> bool {
         (1..=LARGEST_MTU).contains(&self.mtu) && self.number < NUMBERS && self.psn < NUMBERS
     }
 }
@@ -367,6 +367,9 @@ impl QueuePair {
 
     /// Lets the peer in: its requests are served from now on.
     pub(super) fn admit(&self, peer: Endpoint) -> Result<(), Reason> {
+        if !peer.is_sound() {
+            return Err(Reason::BadOffer);
+        }
         let settings = &settings().verbs;
         self.initialize()?;
         let mut gid = [0u64; 2];

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use super::super::Endpoint;
 use super::*;
 use crate::lock::Lock;
+use crate::reason::Reason;
 use crate::verbs::device::Place;
 use crate::verbs::ffi::{Cq, Qp, fake};
 
@@ -139,4 +140,7 @@ fn a_peer_names_a_queue_pair_that_there_may_be() {
     }
     assert!(!Endpoint { number: 1 << 24, ..sound }.is_sound());
     assert!(!Endpoint { psn: 1 << 24, ..sound }.is_sound());
+    // The device would be asked.
+    let pair = pair(nothing_done, takes);
+    assert_eq!(pair.admit(Endpoint { mtu: 0, ..sound }), Err(Reason::BadOffer));
 }
