@@ -167,14 +167,17 @@ impl<'a> Assembler<'a> {
         if nulls.null_count() == node.nulls { Ok(Some(nulls)) } else { Err(Fault::NullCount) }
     }
 
-    /// Offsets of `len` strings or lists. Without any, those that are there say nothing: C++ leaves what they were in a longer
-    /// array.
+    /// Offsets of `len` strings or lists. Without any, the first, if there is one, says nothing: C++ leaves what it was in a longer array.
     fn offsets<T: ArrowNativeType>(&mut self, len: usize) -> Result<ScalarBuffer<T>, Fault> {
         if len > 0 {
             return self.numbers(len.checked_add(1).ok_or(Fault::Length)?);
         }
-        self.next_range()?;
-        Ok(Vec::new().into())
+        let range = self.next_range()?;
+        let end = range.start + range.len().min(size_of::<T>());
+        let buffer = self.slice(range.start..end, align_of::<T>())?;
+        let len = buffer.len() / size_of::<T>();
+        let first = ScalarBuffer::<T>::new(buffer, 0, len);
+        Ok(if first.iter().all(|offset| offset.to_usize() == Some(0)) { first } else { Vec::new().into() })
     }
 
     fn check_offsets<T: ArrowNativeType + PartialOrd>(
