@@ -7,7 +7,7 @@ use super::peers::{
 };
 use super::switching::{Wait, stream_both_ways, stream_nonblocking};
 use super::{Behaviour, Tally};
-use crate::calls::{self, Errno, Fd, Leave, Program, Stdio, fork, quietly};
+use crate::calls::{self, Beside, Errno, Fd, Leave, Program, Stdio, fork, quietly};
 use crate::say;
 use crate::side::{ARRIVAL, Side, receive_exactly, while_blocked};
 
@@ -37,6 +37,9 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Returned(1)),
     passed("to_another_process_after_the_upgrade", passed_after, asks_to_the_end)
         .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::whole("both_of_one_message", passes_two, asks_of_both, Tally::Returned(2))
+        .alone(&["passed-to-process"])
+        .tally(Tally::Unknown, Tally::Returned(2)),
     passed("to_another_process_with_unread_bytes", passed_unread, sends_before_it_is_passed)
         .tally(Tally::Unknown, Tally::Returned(1)),
     passed("to_another_process_with_a_bell_unread", passed_once_woken, wakes_and_asks)
@@ -241,6 +244,48 @@ fn passed_after(side: &Side, fd: Fd) {
     assert_eq!(quietly(|| calls::send_fd(remote, b"x", fd)), Ok(1));
     quietly(|| calls::close(fd)).expect("close");
     child.wait_for_success();
+    side.sync("done");
+}
+
+fn passes_two(side: &Side) {
+    let listener = side.listen();
+    let accepted = [(); 2].map(|()| {
+        let fd = side.accept(listener);
+        side.answer_warm_up(fd);
+        fd
+    });
+    let (local, remote) = calls::unix_pair().expect("socketpair");
+    let child = fork(Leave::Exit, || {
+        for fd in accepted.into_iter().chain([listener, remote]) {
+            quietly(|| calls::close(fd)).expect("close");
+        }
+        let message = quietly(|| calls::recvmsg(local, &[1], 2, 0)).expect("recvmsg");
+        for fd in message.fds {
+            say!("echoed {}", echo(fd));
+            quietly(|| calls::close(fd)).expect("close");
+        }
+    });
+    let beside = Beside { fds: &accepted, ..Beside::default() };
+    assert_eq!(quietly(|| calls::sendmsg_with(remote, &[b"x"], beside, 0)), Ok(1));
+    for fd in accepted {
+        quietly(|| calls::close(fd)).expect("close");
+    }
+    child.wait_for_success();
+    side.sync("done");
+}
+
+fn asks_of_both(side: &Side) {
+    let destination = side.destination();
+    let connected = [(); 2].map(|()| {
+        let fd = side.connect_to(destination);
+        side.warm_up(fd);
+        fd
+    });
+    for fd in connected {
+        request_echoes(fd, 60, 3000);
+        calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+        assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    }
     side.sync("done");
 }
 
