@@ -528,9 +528,7 @@ fn a_process_of_which_only_a_connection_is_gone_keeps_no_blocks() {
         sender.finish().unwrap();
         assert!(reading.join().unwrap().is_empty());
         // While the one that could ask for them is still there.
-        let began = Instant::now();
         assert!(nodes.pop().unwrap().leave());
-        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     });
 }
 

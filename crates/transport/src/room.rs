@@ -111,7 +111,13 @@ impl Connection {
             return false;
         }
         let Ok(_guard) = self.lock_sending(fd) else { return false };
-        let _ = if waits { producer.grow(1, within_cache) } else { self.make_room(fd, segment, 1) };
+        let _ = if waits {
+            // As a writer notes that it was full.
+            self.block.full_at.store(segment.outgoing().tail(), Ordering::Relaxed);
+            producer.grow(1, within_cache)
+        } else {
+            self.make_room(fd, segment, 1)
+        };
         producer.has_room()
     }
 

@@ -74,7 +74,9 @@ impl Default for Settings {
 /// Whether the program may set an io_uring up: hooks see nothing of what it does by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoUring {
+    /// It may, and its connections stay on TCP.
     Allow,
+    /// It is told that it may not.
     Deny,
     /// It may, but for libuv, which then does the same by calls that hooks see; unless the program asks libuv for it.
     Auto,

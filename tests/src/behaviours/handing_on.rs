@@ -232,18 +232,7 @@ fn passes(side: &Side) {
 }
 
 fn passed_after(side: &Side, fd: Fd) {
-    let (local, remote) = calls::unix_pair().expect("socketpair");
-    let child = fork(Leave::Exit, || {
-        // As a process of its own would, it knows the connection only from the message.
-        quietly(|| calls::close(fd)).expect("close");
-        quietly(|| calls::close(remote)).expect("close");
-        let message = quietly(|| calls::recvmsg(local, &[1], 1, 0)).expect("recvmsg");
-        say!("echoed {}", echo(message.fds[0]));
-    });
-    // The child may be faster with what it has to say.
-    assert_eq!(quietly(|| calls::send_fd(remote, b"x", fd)), Ok(1));
-    quietly(|| calls::close(fd)).expect("close");
-    child.wait_for_success();
+    pass_all(&[fd], &[]);
     side.sync("done");
 }
 
@@ -254,24 +243,34 @@ fn passes_two(side: &Side) {
         side.answer_warm_up(fd);
         fd
     });
+    pass_all(&accepted, &[listener]);
+    side.sync("done");
+}
+
+/// Passes the connections in one message to a process that echoes on one after the other, and waits for it. As a process of its own would,
+/// it knows them only from the message, and has none of `others`.
+fn pass_all(fds: &[Fd], others: &[Fd]) {
     let (local, remote) = calls::unix_pair().expect("socketpair");
     let child = fork(Leave::Exit, || {
-        for fd in accepted.into_iter().chain([listener, remote]) {
+        for &fd in fds.iter().chain(others).chain(&[remote]) {
             quietly(|| calls::close(fd)).expect("close");
         }
-        let message = quietly(|| calls::recvmsg(local, &[1], 2, 0)).expect("recvmsg");
+        let message = quietly(|| calls::recvmsg(local, &[1], fds.len(), 0)).expect("recvmsg");
+        assert_eq!(message.fds.len(), fds.len());
         for fd in message.fds {
             say!("echoed {}", echo(fd));
             quietly(|| calls::close(fd)).expect("close");
         }
     });
-    let beside = Beside { fds: &accepted, ..Beside::default() };
-    assert_eq!(quietly(|| calls::sendmsg_with(remote, &[b"x"], beside, 0)), Ok(1));
-    for fd in accepted {
+    // The child may be faster with what it has to say.
+    assert_eq!(
+        quietly(|| calls::sendmsg_with(remote, &[b"x"], Beside { fds, ..Beside::default() }, 0)),
+        Ok(1)
+    );
+    for &fd in fds {
         quietly(|| calls::close(fd)).expect("close");
     }
     child.wait_for_success();
-    side.sync("done");
 }
 
 fn asks_of_both(side: &Side) {
