@@ -1,4 +1,4 @@
-//! libc's own functions behind the hooks, found by `dlsym(RTLD_NEXT)` at their first use.
+//! libc's own functions behind the hooks, found by `dlsym(RTLD_NEXT)` at their first use, or before the first module is loaded.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -103,7 +103,6 @@ macro_rules! originals {
         }
 
         /// Looks for all of these that are not known yet.
-        #[cfg(target_arch = "x86_64")]
         #[cold]
         fn resolve_originals() {
             $(
@@ -225,16 +224,22 @@ addresses! {
     dlmopen: c"dlmopen";
 }
 
-/// Looks for everything that is not known yet, as long as what is found is libc's.
-#[cfg(target_arch = "x86_64")]
+/// Looks for everything that is not known yet, as long as what is found is libc's, and the caller need not wait for it: the
+/// loader's lock is held while a module's constructors run, and these may wait for threads that use the hooks (LTTng's do).
 pub(crate) fn resolve_all() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Acquire) {
         return;
     }
     resolve_originals();
-    dlopen();
-    dlmopen();
+    single_threaded();
+    // rustix finds the kernel's clock by a symbol of libc's.
+    let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    #[cfg(target_arch = "x86_64")]
+    {
+        dlopen();
+        dlmopen();
+    }
     DONE.store(true, Ordering::Release);
 }
 

@@ -70,6 +70,8 @@ unsafe extern "C" fn before_dlmopen(space: Lmid_t, file: *const c_char, flags: c
     if space == libc::LM_ID_BASE {
         // SAFETY: the caller's promise.
         unsafe { before(file, flags) };
+    } else {
+        real::resolve_all();
     }
     real::dlmopen()
 }
@@ -79,6 +81,7 @@ unsafe extern "C" fn before_dlmopen(space: Lmid_t, file: *const c_char, flags: c
 /// # Safety
 /// As for dlopen(3).
 unsafe fn before(file: *const c_char, flags: c_int) {
+    real::resolve_all();
     // SAFETY: the caller's promise.
     let name = if file.is_null() { c"" } else { unsafe { CStr::from_ptr(file) } };
     if flags & RTLD_DEEPBIND != 0 || load::is_libc(name) {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use thallus_transport::reason::Reason;
 
 use crate::ops::process;
-use crate::{config, errno, log, real, symbols};
+use crate::{config, errno, log, symbols};
 
 /// Whether the program is about to look for names in libc itself.
 pub(crate) fn is_libc(file: &CStr) -> bool {
@@ -15,14 +15,13 @@ pub(crate) fn is_libc(file: &CStr) -> bool {
     name.is_some_and(|name| name.starts_with(b"libc.so"))
 }
 
-/// libc's names are about to be looked for in libc, by the program or for a module of its.
+/// libc's names are about to be looked for in libc, by the program or for a module of its. All of [`crate::real`] is resolved.
 pub(crate) fn before_passing_by() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Acquire) || !config::enabled() {
         return;
     }
     errno::keep(|| {
-        real::resolve_all();
         if symbols::lead_to_hooks() {
             log::info!("libc's names lead to the hooks");
         } else {

@@ -222,6 +222,30 @@ static void names(void)
 	printf("%s\n", strrchr(info.dli_fname, '/') + 1);
 }
 
+/* For starting.so. */
+void *both_ends(void *unused)
+{
+	connects();
+	exchanges();
+	return unused;
+}
+
+/* A constructor waits for a thread that uses what is hooked for the first time. */
+static void starting(void)
+{
+	loaded(dlopen("./starting.so", RTLD_NOW));
+	printf("the thread has ended\n");
+}
+
+/* What is hooked is used for the first time before the program asks why it can't have a module. */
+static void message(void)
+{
+	printf("there is one: %d\n", dlopen("./nothing.so", RTLD_NOW) != NULL);
+	connects();
+	exchanges();
+	printf("%s\n", dlerror());
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -230,6 +254,7 @@ int main(int count, char **arguments)
 	} parts[] = {
 		{ "later", serves_later }, { "back", has_to_go_back }, { "dlmopen", serves_from_another_call }, { "constructor", constructor },
 		{ "caller", caller }, { "threads", threads }, { "child", child }, { "names", names }, { "asked", asked },
+		{ "starting", starting }, { "message", message },
 	};
 
 	check(count == 2, "one part is to be named");

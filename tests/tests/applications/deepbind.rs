@@ -1,5 +1,5 @@
-//! A C program with modules that look for libc's names in libc itself (`RTLD_DEEPBIND`), or that does so, natively and with
-//! the library: it prints the same.
+//! A C program with modules that look for libc's names in libc itself (`RTLD_DEEPBIND`), or that does so, or whose constructors
+//! need them, natively and with the library: it prints the same.
 
 use std::fs;
 
@@ -18,10 +18,11 @@ fn built(linked: &str) -> Result<Scene> {
     fs::create_dir(scene.path("plugins"))?;
     let module = ["-shared", "-fPIC", linked, "module.c"];
     let beside_itself = "-Wl,-rpath,$ORIGIN";
-    let steps: [&[&str]; 5] = [
+    let steps: [&[&str]; 6] = [
         &["-DHELPER", "-o", "libhelper.so"],
         &["-DCALLER", "-o", "caller.so", "-Wl,-rpath,$ORIGIN/plugins:$ORIGIN"],
         &["-DBESIDE", "-o", "beside.so"],
+        &["-DSTARTING", "-pthread", "-o", "starting.so"],
         &["-o", "module.so", beside_itself, "-L.", "-lhelper"],
         &["-o", "plugins/plugin.so", "-Wl,-rpath,$ORIGIN/..", "-L.", "-lhelper"],
     ];
@@ -100,6 +101,16 @@ fn a_child_loads_it() -> Result<()> {
 #[test]
 fn libc_is_asked_for_its_functions() -> Result<()> {
     same(LAZY, "asked")
+}
+
+#[test]
+fn its_constructor_waits_for_a_thread_that_serves() -> Result<()> {
+    same(LAZY, "starting")
+}
+
+#[test]
+fn it_is_said_why_there_is_none() -> Result<()> {
+    same(LAZY, "message")
 }
 
 #[test]

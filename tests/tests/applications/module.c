@@ -1,8 +1,9 @@
-/* What deepbind.c loads: a module, a library that comes with it (HELPER), and one that loads for others (CALLER). And what may
-   be preloaded beside the library (BESIDE). */
+/* What deepbind.c loads: a module, a library that comes with it (HELPER), one that loads for others (CALLER), and one whose constructor
+   starts a thread (STARTING). And what may be preloaded beside the library (BESIDE). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -25,6 +26,19 @@ int helps(int fd)
 	char byte;
 
 	return poll(&asked, 1, -1) == 1 && recv(fd, &byte, 1, 0) == 1 && send(fd, &byte, 1, 0) == 1;
+}
+
+#elif defined STARTING
+
+/* The program's. */
+void *both_ends(void *unused);
+
+__attribute__((constructor)) static void begins(void)
+{
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, both_ends, NULL) == 0)
+		pthread_join(thread, NULL);
 }
 
 #elif defined BESIDE
