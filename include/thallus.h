@@ -82,7 +82,15 @@ unsigned thallus_api(void);
  * Fills in the status of the connection behind fd. 0, or -1: ENOTCONN if fd is no connection that the library knows,
  * EINVAL if size is less than 16. Also enters what the peer has given back.
  */
+#if defined(__cplusplus) && defined(__GNUC__)
+/* The function hides the structure's constructor, which nobody misses. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
+#endif
 int thallus_status(int fd, struct thallus_status *status);
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
 
 /*
  * Allocates memory that can be lent to the peer. Its address, on a page, goes to *address; what it holds at first is

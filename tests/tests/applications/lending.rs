@@ -60,6 +60,7 @@ fn the_header_is_also_cpp_and_old_c() -> Result<()> {
                 "-Wall",
                 "-Wextra",
                 "-Wpedantic",
+                "-Wshadow",
                 "-Wstrict-aliasing=1",
                 "-Werror",
             ])
