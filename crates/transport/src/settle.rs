@@ -175,6 +175,13 @@ impl Connection {
                 return false;
             }
             self.block.note(reason);
+            // What the peer has promised to send again is there when the program looks next.
+            if segment.link().is_none() {
+                while !segment.incoming().is_empty() && Instant::now() < deadline && !self.peer_has_closed(fd)
+                {
+                    rustix::thread::sched_yield();
+                }
+            }
         }
         if self.block.has(flag::OWES_DOWN) {
             let Ok(_sending) = self.lock_sending(fd) else { return false };

@@ -23,7 +23,7 @@ fn is_nowhere<T>(place: *const T) -> bool {
 /// As for recvmsg(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    if is_nowhere(message) || !stream::may_be_connection(fd) {
+    if is_nowhere(message) || !table::is_connection(fd) {
         // SAFETY: the program's own message, or the kernel refuses it.
         return unsafe { real::recvmsg(fd, message, flags) };
     }
@@ -123,7 +123,7 @@ const SIZE: c_uint = size_of::<c_int>() as c_uint;
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: null or the program's own message.
     let passes = || guard(|| i32::from(unsafe { stream::settle_passed_fds(message) })) == 1;
-    if is_nowhere(message) || !stream::may_be_connection(fd) {
+    if is_nowhere(message) || !table::is_connection(fd) {
         if !passes() {
             return errno::count(Err(Errno::OPNOTSUPP));
         }
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if !stream::may_be_connection(fd) {
+    if !table::is_connection(fd) {
         // SAFETY: the program's own arguments.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     }
@@ -252,7 +252,7 @@ const SECOND: i64 = 1_000_000_000;
 /// As for sendmmsg(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if !stream::may_be_connection(fd) {
+    if !table::is_connection(fd) {
         // SAFETY: the program's own messages.
         let passes =
             |index| unsafe { stream::settle_passed_fds((&raw const (*messages.add(index)).msg_hdr).cast()) };
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
     }
     cancellable(|| {
         let mut whole = true;
-        for_each_message(messages, count, |message, _| {
+        for_each_message(messages, count.min(MOST_MESSAGES), |message, _| {
             if !whole {
                 return None;
             }
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
     })
 }
 
-/// As many as the kernel does at once (`UIO_MAXIOV`).
+/// As many as the kernel sends at once (`UIO_MAXIOV`).
 const MOST_MESSAGES: c_uint = 1024;
 
 /// Runs `each` on every message, with the number done before, until one fails or it declines; returns how many
@@ -295,7 +295,7 @@ fn for_each_message(
         return errno::int(Err(Errno::FAULT));
     }
     let mut done = 0;
-    for index in 0..count.min(MOST_MESSAGES) as usize {
+    for index in 0..count as usize {
         // SAFETY: index < count, the program's own array.
         let entry = unsafe { messages.add(index) };
         // SAFETY: inside that entry.

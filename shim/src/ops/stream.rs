@@ -229,7 +229,7 @@ pub(crate) unsafe fn transmit(
     if flags & libc::MSG_OOB != 0 && !settle(fd, Reason::Oob) {
         return errno::count(Err(Errno::OPNOTSUPP));
     }
-    if flags & libc::MSG_ZEROCOPY != 0 && heeds_zerocopy(fd) {
+    if flags & libc::MSG_ZEROCOPY != 0 && table::is_connection(fd) && heeds_zerocopy(fd) {
         return transmit_without_copy(fd, length(list), kernel);
     }
     let call = match table::enter_for_io(fd) {

@@ -37,6 +37,8 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Returned(1)),
     passed("to_another_process_after_the_upgrade", passed_after, asks_to_the_end)
         .tally(Tally::Unknown, Tally::Returned(1)),
+    passed("by_a_socket_of_a_high_number", passed_from_high_up, asks_to_the_end)
+        .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::whole("both_of_one_message", passes_two, asks_of_both, Tally::Returned(2))
         .alone(&["passed-to-process"])
         .tally(Tally::Unknown, Tally::Returned(2)),
@@ -82,6 +84,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("to_stdio_after_the_upgrade", stdio_after, talks_in_lines_after)
         .alone(&["stdio"])
         // What libc's stdio moves, no hook counts.
+        .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("to_stdio_what_poll_has_told_of", stdio_told, sends_and_waits)
+        .alone(&["stdio"])
         .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::connected("to_stdio_from_an_epoll_set", stdio_from_a_set, sends_on_demand)
         .alone(&["stdio"])
@@ -233,6 +238,26 @@ fn passes(side: &Side) {
 
 fn passed_after(side: &Side, fd: Fd) {
     pass_all(&[fd], &[]);
+    side.sync("done");
+}
+
+/// Beyond the numbers that are quick to look up.
+fn passed_from_high_up(side: &Side, fd: Fd) {
+    let (local, remote) = calls::unix_pair().expect("socketpair");
+    let high = calls::dup_from(remote, 5000).expect("F_DUPFD");
+    calls::close(remote).expect("close");
+    let child = fork(Leave::Exit, || {
+        for other in [fd, high] {
+            quietly(|| calls::close(other)).expect("close");
+        }
+        let message = quietly(|| calls::recvmsg(local, &[1], 1, 0)).expect("recvmsg");
+        echo(message.fds[0]);
+    });
+    assert_eq!(quietly(|| calls::send_fd(high, b"x", fd)), Ok(1));
+    for own in [fd, high, local] {
+        quietly(|| calls::close(own)).expect("close");
+    }
+    assert_eq!(child.wait(), calls::End::Exit(0));
     side.sync("done");
 }
 
@@ -570,6 +595,24 @@ fn stdio_after(_side: &Side, fd: Fd) {
 }
 
 /// The registrations go on as they were asked for.
+/// A stream that finds nothing where poll had told of bytes takes that for an error.
+fn stdio_told(side: &Side, fd: Fd) {
+    side.sync("sent");
+    calls::set_nonblocking(fd, true).expect("FIONBIO");
+    assert_eq!(calls::poll(&[(fd, libc::POLLIN)], ARRIVAL), Ok(vec![libc::POLLIN]));
+    let mut stream = Stdio::open(fd);
+    assert_eq!(stream.line().map(|line| line.len()), Some(255));
+    side.sync("read");
+    std::mem::forget(stream);
+}
+
+fn sends_and_waits(side: &Side, fd: Fd) {
+    send_all(fd, &[b'u'; 100_000]);
+    side.sync("sent");
+    // It is in a call when the other side goes back.
+    while_blocked(|| calls::recv(fd, 1, 0), || side.sync("read")).expect_err("it is reset");
+}
+
 fn stdio_from_a_set(side: &Side, fd: Fd) {
     const IN: u32 = libc::EPOLLIN as u32;
     let level = calls::epoll_create().expect("epoll_create1");
