@@ -51,8 +51,12 @@ const EPOLL: usize = 2;
 const YOUNG: usize = 3;
 /// A TCP socket, unconnected: no young connection's entry, whose generation is never 0.
 const SOCKET: usize = YOUNG;
-/// The same, registered in an epoll set already.
-const WATCHED_SOCKET: usize = YOUNG | 4;
+/// A bit of such a socket's entry: it is registered in an epoll set already.
+const WATCHED: usize = 4;
+/// Another: it has had another name in this process. That may still be there, and may be the one by which it connects.
+const COPIED: usize = 8;
+/// Another: it was there when the process forked. The other process may use it, too, and nobody counts it in.
+const FORKED: usize = 16;
 
 /// What an entry is.
 #[derive(Debug)]
@@ -339,7 +343,7 @@ pub(crate) fn add_other(fd: i32) {
         && cell.load(Ordering::Relaxed) != 0
         && !is_borrowed()
     {
-        errno::keep(|| forget(cell.swap(0, Ordering::SeqCst), fd, false));
+        errno::keep(|| forget(cell.swap(0, Ordering::SeqCst), fd, Parting::Unseen));
     }
 }
 
@@ -349,16 +353,53 @@ pub(crate) fn is_socket(fd: i32) -> bool {
 }
 
 fn is_unconnected(word: usize) -> bool {
-    matches!(word, SOCKET | WATCHED_SOCKET)
+    word & !(WATCHED | COPIED | FORKED) == SOCKET
+}
+
+fn is_watched(word: usize) -> bool {
+    is_unconnected(word) && word & WATCHED != 0
+}
+
+/// Adds `bits` to what is known of an unconnected socket. False if it is something else by now.
+fn mark_unconnected(cell: &AtomicUsize, bits: usize) -> bool {
+    let marked = |word| is_unconnected(word).then_some(word | bits);
+    cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, marked).is_ok()
+}
+
+/// The program gives the socket `old`, which no connection is known of, the name `new`, too.
+pub(crate) fn copied_unconnected(old: i32, new: i32) {
+    if !is_borrowed()
+        && cell(old).is_some_and(|cell| mark_unconnected(cell, COPIED))
+        && let Some(cell) = cell_to_fill(new)
+    {
+        HIGHEST.fetch_max(new as usize + 1, Ordering::SeqCst);
+        forget(cell.swap(SOCKET | COPIED, Ordering::SeqCst), new, Parting::Unseen);
+    }
+}
+
+/// The process is about to fork.
+pub(crate) fn share_unconnected() {
+    for cell in descriptors().filter_map(cell) {
+        mark_unconnected(cell, FORKED);
+    }
+}
+
+/// Whether the socket `fd`, of which this was known before it connected, may be used by a name that nobody will take for the connection's.
+fn is_shared_before(word: usize, fd: i32) -> bool {
+    if !is_unconnected(word) || word & (COPIED | FORKED) == 0 {
+        return false;
+    }
+    let is_copy = |other: &i32| {
+        let word = cell(*other).map_or(0, |cell| cell.load(Ordering::SeqCst));
+        *other != fd && is_unconnected(word) && word & COPIED != 0
+    };
+    word & FORKED != 0 || descriptors().filter(is_copy).any(|other| ops::descriptor::are_same(fd, other))
 }
 
 /// Notes that an epoll set has the unconnected socket `fd`, and is to be told when it connects. False if it is something
 /// else by now.
 pub(crate) fn watch_socket(fd: i32) -> bool {
-    cell(fd).is_some_and(|cell| {
-        let before = cell.compare_exchange(SOCKET, WATCHED_SOCKET, Ordering::SeqCst, Ordering::SeqCst);
-        matches!(before, Ok(_) | Err(WATCHED_SOCKET))
-    })
+    cell(fd).is_some_and(|cell| mark_unconnected(cell, WATCHED))
 }
 
 /// Whether waiting for `fd` concerns this library: a TCP connection that may leave TCP, or has, or an epoll set.
@@ -400,7 +441,7 @@ fn put(fd: i32, word: usize) -> bool {
     }
     let stale = cell.swap(word, Ordering::SeqCst);
     // The program closed the last owner of this number in a way that no hook saw.
-    forget(stale, fd, false);
+    forget(stale, fd, Parting::Unseen);
     true
 }
 
@@ -409,22 +450,50 @@ pub(crate) fn is_borrowed() -> bool {
     ops::process::is_stranger()
 }
 
+/// How a descriptor and what is known of it part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parting {
+    /// The program is about to close it, or has replaced it.
+    Closes,
+    /// It was closed in a way that no hook saw.
+    Unseen,
+    /// It stays open, and the kernel's alone: threads that sleep in a call on it go on there.
+    Stays,
+}
+
 /// The program is about to close `fd`, or has replaced it.
 pub(crate) fn remove(fd: i32) {
+    part(fd, Parting::Closes);
+}
+
+/// The connection behind `fd` is back on TCP, where the program goes on past the hooks.
+pub(crate) fn let_go(fd: i32) {
+    part(fd, Parting::Stays);
+}
+
+#[inline]
+fn part(fd: i32, parting: Parting) {
     let Some(cell) = cell(fd) else { return };
     if cell.load(Ordering::Relaxed) != 0 && !is_borrowed() {
-        remove_known(cell, fd);
+        remove_known(cell, fd, parting);
     }
 }
 
-/// As [`remove`]. Most descriptors are none of ours, and are closed without what this needs.
+/// The connection that `call` is counted in on has ended, and its descriptors, which are open, are a plain socket's.
+pub(crate) fn remove_all(call: &Call) {
+    while let Some(fd) = descriptor_of(call.slot) {
+        remove(fd);
+    }
+}
+
+/// As [`part`]. Most descriptors are none of ours, and are closed without what this needs.
 #[inline(never)]
-fn remove_known(cell: &AtomicUsize, fd: i32) {
+fn remove_known(cell: &AtomicUsize, fd: i32, parting: Parting) {
     let word = cell.swap(0, Ordering::SeqCst);
     if word & TAG != EPOLL && !is_unconnected(word) {
         ops::process::closes();
     }
-    errno::keep(|| forget(word, fd, true));
+    errno::keep(|| forget(word, fd, parting));
 }
 
 /// Notes whether a connection that nobody has seen established, and that carried nothing, ever was.
@@ -473,12 +542,13 @@ pub(crate) fn let_go_of_all(mut visit: impl FnMut(&'static Block)) {
 }
 
 /// Drops an entry's reference. `open`: the descriptor still is the socket, so its end can be announced.
-fn forget(word: usize, fd: i32, open: bool) {
-    if word == WATCHED_SOCKET {
+fn forget(word: usize, fd: i32, parting: Parting) {
+    let open = parting != Parting::Unseen;
+    if is_watched(word) {
         ops::epoll::unwatched(fd);
         return;
     }
-    if word == 0 || word == SOCKET {
+    if word == 0 || is_unconnected(word) {
         return;
     }
     if let Some(young) = Young::of(word) {
@@ -523,7 +593,9 @@ fn forget(word: usize, fd: i32, open: bool) {
                 }
                 slot.last.store(true, Ordering::SeqCst);
             }
-            connection.close();
+            if parting != Parting::Stays {
+                connection.close();
+            }
             slot.leave();
         }
         Some(Entry::Listener(listener)) => {
@@ -546,7 +618,7 @@ impl Held {
     pub(crate) fn settle(self, new: i32) {
         errno::keep(|| {
             if new < 0 || !put(new, self.word) {
-                forget(self.word, new, false);
+                forget(self.word, new, Parting::Unseen);
             } else if let Some(Entry::Epoll(set)) = decode(self.word) {
                 set.is_known_as(new);
             }
@@ -601,14 +673,17 @@ pub(crate) fn descriptors() -> impl Iterator<Item = i32> {
         .filter(|&fd| cell(fd).is_some_and(|cell| cell.load(Ordering::Relaxed) != 0))
 }
 
-/// A connection with a server there was made on `fd`, by connect or accept; or is being made, if it is not yet `connected`.
-pub(crate) fn track(fd: i32, role: Role, service: Service, connected: bool) {
+/// A connection with a server there was made on `fd`, by connect or accept; or is being made, if it is not yet `connected`. True if
+/// the socket may be reached by names that are not known as the connection's.
+pub(crate) fn track(fd: i32, role: Role, service: Service, connected: bool) -> bool {
     ops::process::watch_forks();
     if is_borrowed() {
-        return;
+        return false;
     }
-    let Some(cell) = cell_to_fill(fd) else { return };
-    if cell.load(Ordering::SeqCst) != WATCHED_SOCKET {
+    let Some(cell) = cell_to_fill(fd) else { return false };
+    let word = cell.load(Ordering::SeqCst);
+    let is_shared = is_shared_before(word, fd);
+    if !is_watched(word) {
         // What the number was before goes first: it has the same counters.
         add_other(fd);
     }
@@ -616,11 +691,12 @@ pub(crate) fn track(fd: i32, role: Role, service: Service, connected: bool) {
     HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
     // A set may have become its watcher meanwhile.
     let before = cell.swap(word, Ordering::SeqCst);
-    if before == WATCHED_SOCKET {
+    if is_watched(before) {
         ops::epoll::connects(fd);
     } else {
-        forget(before, fd, false);
+        forget(before, fd, Parting::Unseen);
     }
+    is_shared
 }
 
 /// `fd` listens now. Announces its port, so that clients on this host look for us.

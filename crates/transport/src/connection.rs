@@ -289,6 +289,14 @@ impl Connection {
         };
     }
 
+    /// connect(2) is about to be called. Should it end the connection (`AF_UNSPEC`), the kernel's reset is to be one to the peer, whose
+    /// threads it wakes before this one comes to say more. [`Self::tell_linger`] undoes it.
+    pub fn may_be_disconnected(&self) {
+        if let Some(segment) = self.segment().filter(|segment| !segment.is_alone() && !self.is_unix()) {
+            segment.outgoing().rare.0.end.fetch_or(end::ABORTS, Ordering::SeqCst);
+        }
+    }
+
     /// Gives the socket the options back that the program has set, as far as [`Self::enter`] has changed them.
     pub(crate) fn restore_options(&self, fd: i32) {
         use rustix::net::sockopt;

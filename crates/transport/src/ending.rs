@@ -89,11 +89,26 @@ impl Connection {
         }
     }
 
+    /// The kernel has ended the connection, because the program wanted it to (connect(2) to `AF_UNSPEC`): with a reset, but where both
+    /// directions had ended (`tcp_disconnect` of net/ipv4/tcp.c). The socket may be connected anew.
+    pub fn disconnected(&self) {
+        if let Some(segment) = self.segment().filter(|segment| segment.link().is_none())
+            && segment.is_ready()
+            && !self.has_returned()
+        {
+            segment.finish(end::FIN | end::CLOSED | self.reset_at_end(segment, false, true));
+        }
+    }
+
     /// Ends this side's use of the segment, before the socket's last descriptor on this host is closed.
     pub fn finish(&self, fd: i32) {
         let abort = tcp::lingers_not(fd);
         self.mend_if_failing(fd);
         let Some(segment) = self.segment() else { return };
+        if segment.link().is_none() && segment.outgoing().end() & end::CLOSED != 0 {
+            // The socket is another connection's by now, or none's.
+            return;
+        }
         if self.block.has(flag::BELLS_FIRST)
             && let Ok(_guard) = self.lock_receiving(fd)
         {

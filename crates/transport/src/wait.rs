@@ -428,7 +428,10 @@ impl Connection {
         match slept {
             Ok(0) => self.note_end(fd),
             Ok(_) => self.look_for_down(fd),
-            Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::BADF | Errno::CANCELED)) => return Err(errno),
+            // `EPIPE`: another thread has ended the connection by connect(2), as of Linux 6.7.
+            Err(errno @ (Errno::AGAIN | Errno::INTR | Errno::BADF | Errno::CANCELED | Errno::PIPE)) => {
+                return Err(errno);
+            }
             Err(errno) => self.note_error(fd, errno),
         }
         Ok(())

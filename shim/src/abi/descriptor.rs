@@ -162,7 +162,7 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FI
     let stream = unsafe { real::fdopen(fd, mode) };
     if !stream.is_null() {
         errno::keep(|| epoll::hand_over(fd));
-        table::remove(fd);
+        table::let_go(fd);
     }
     stream
 }

@@ -4,7 +4,7 @@ use libc::{c_int, sockaddr, socklen_t};
 use rustix::io::Errno;
 
 use super::guard;
-use crate::ops::open;
+use crate::ops::open::{self, Target};
 use crate::{errno, real, table};
 
 /// socket(2).
@@ -24,14 +24,20 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 /// As for connect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    let before = open::connects(fd);
     // SAFETY: the program's own arguments.
     let result = unsafe { real::connect(fd, address, length) };
     guard(|| {
-        if result == 0 || matches!(errno::now(), Errno::INPROGRESS | Errno::INTR) {
+        let target = if result == 0 || matches!(errno::now(), Errno::INPROGRESS | Errno::INTR) {
             // SAFETY: the kernel has read the address. Of a call that it refuses it may not even look at that.
-            let target = unsafe { open::target(address, length) };
-            open::connected(fd, target, result);
+            unsafe { open::target(address, length) }
+        } else {
+            Target::Other
+        };
+        if let Some(before) = before {
+            open::connected_again(fd, &before, target);
         }
+        open::connected(fd, target, result);
         result
     })
 }

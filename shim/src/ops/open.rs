@@ -2,11 +2,14 @@
 
 use rustix::fd::BorrowedFd;
 use thallus_transport::arena::Role;
+use thallus_transport::reason::Reason;
 use thallus_transport::rendezvous::Service;
 use thallus_transport::settings::settings;
 use thallus_transport::unix::Name;
 use thallus_transport::{tcp, unix};
 
+use crate::ops::stream;
+use crate::table::Call;
 use crate::{config, errno, log, table};
 
 /// socket(2) made `fd`, or failed with −1.
@@ -35,6 +38,25 @@ pub(crate) enum Target {
     Other,
 }
 
+/// connect(2) on `fd` is about to be called: the connection that it has left TCP with, if any.
+pub(crate) fn connects(fd: i32) -> Option<Call> {
+    let call = table::enter_adult(fd).filter(|_| !table::is_borrowed())?;
+    call.connection().may_be_disconnected();
+    Some(call)
+}
+
+/// connect(2) on `fd`, a connection `before`, returned.
+pub(crate) fn connected_again(fd: i32, before: &Call, target: Target) {
+    errno::keep(|| match target {
+        Target::Unspecified => {
+            before.connection().disconnected();
+            table::remove_all(before);
+        }
+        // SAFETY: the program's call on this descriptor has just returned.
+        _ => before.connection().tell_linger(unsafe { BorrowedFd::borrow_raw(fd) }),
+    });
+}
+
 /// connect(2) on `fd` returned: it has connected, or the kernel goes on with it.
 pub(crate) fn connected(fd: i32, target: Target, result: i32) {
     if matches!(target, Target::Other) || !config::enabled() || table::is_borrowed() {
@@ -58,8 +80,8 @@ pub(crate) fn connected(fd: i32, target: Target, result: i32) {
                 result == 0 && settings.shm && settings.selects_unix(&name) && unix::is_stream(socket)
             }
         };
-        if is_ours {
-            table::track(fd, Role::Client, service, result == 0);
+        if is_ours && table::track(fd, Role::Client, service, result == 0) {
+            stream::settle(fd, Reason::SharedBeforeUpgrade);
         }
     });
 }
@@ -101,8 +123,8 @@ pub(crate) unsafe fn target(address: *const libc::sockaddr, length: libc::sockle
             };
             Name::of(path).map_or(Target::Other, |name| Target::Service(Service::Unix(name)))
         }
-        _ if length < size_of::<libc::sockaddr_in>() => Target::Other,
         libc::AF_UNSPEC => Target::Unspecified,
+        _ if length < size_of::<libc::sockaddr_in>() => Target::Other,
         libc::AF_INET | libc::AF_INET6 => {
             // SAFETY: long enough, and both families keep the port at the same place.
             let port = unsafe { (*address.cast::<libc::sockaddr_in>()).sin_port };

@@ -105,6 +105,7 @@ fn begin_to_watch() {
 }
 
 extern "C" fn before_fork() {
+    table::share_unconnected();
     if !WATCHING.load(Ordering::Acquire) {
         return;
     }
@@ -438,7 +439,7 @@ fn retire<T: PartialOrd + From<i8>>(reason: Reason, call: impl FnOnce() -> T) ->
         for fd in table::descriptors() {
             if table::is_connection(fd) && stream::settle_until(fd, reason, deadline) {
                 epoll::hand_over(fd);
-                table::remove(fd);
+                table::let_go(fd);
             }
         }
         if stats::has_connections() {

@@ -56,6 +56,15 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("never_used", accepts_and_waits, connects_and_waits, Tally::Stayed(1)),
     Behaviour::whole("undone_and_made_again", echoes_two, disconnects, Tally::Upgraded(2))
         .tally(Tally::Upgraded(2), Tally::Total(2)),
+    Behaviour::whole("undone_by_two_bytes", echoes_two, disconnects_by_two_bytes, Tally::Upgraded(2))
+        .tally(Tally::Upgraded(2), Tally::Total(2)),
+    Behaviour::whole("copied_before", echoes_one, copies_first, Tally::Stayed(1))
+        .alone(&["shared-before-upgrade"])
+        // What the copy carries nobody counts.
+        .tally(Tally::Stayed(1), Tally::Unknown),
+    Behaviour::whole("shared_by_a_fork_before", echoes_one, forks_first, Tally::Stayed(1))
+        .alone(&["shared-before-upgrade"])
+        .tally(Tally::Stayed(1), Tally::Unknown),
     Behaviour::whole("with_itself", nothing, connects_to_itself, Tally::Upgraded(0))
         .tally(Tally::Upgraded(0), Tally::Stayed(1)),
     Behaviour::whole("both_ends_in_one_process", nothing, both_ends, Tally::Upgraded(0))
@@ -576,6 +585,40 @@ fn disconnects(side: &Side) {
     assert!(calls::peer_address(fd).is_err());
     calls::connect(fd, destination).expect("connect");
     request_echoes(fd, 30, 500);
+}
+
+/// The family is all that the kernel reads of `AF_UNSPEC`.
+fn disconnects_by_two_bytes(side: &Side) {
+    let destination = side.destination();
+    let fd = side.connect_to(destination);
+    request_echoes(fd, 30, 500);
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+    calls::disconnect_by(fd, 2).expect("connect to AF_UNSPEC");
+    calls::connect(fd, destination).expect("connect");
+    request_echoes(fd, 30, 500);
+}
+
+/// The copy is the connection's, too.
+fn copies_first(side: &Side) {
+    let destination = side.destination();
+    let fd = calls::stream_socket(side.family, 0).expect("socket");
+    let copy = calls::dup(fd).expect("dup");
+    calls::connect(fd, destination).expect("connect");
+    request_echoes(fd, 60, 500);
+    request_echoes(copy, 60, 500);
+}
+
+/// A child connects, and the parent goes on.
+fn forks_first(side: &Side) {
+    let destination = side.destination();
+    let fd = calls::stream_socket(side.family, 0).expect("socket");
+    let child = calls::fork(calls::Leave::Exit, || {
+        quietly(|| calls::connect(fd, destination)).expect("connect");
+        request_echoes(fd, 60, 500);
+    });
+    assert_eq!(child.wait(), calls::End::Exit(0));
+    request_echoes(fd, 60, 500);
 }
 
 /// A socket bound to a port and connected to the same port is its own peer.

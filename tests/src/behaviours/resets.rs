@@ -16,6 +16,9 @@ pub(super) const ALL: &[Behaviour] = &[
     killed_server("killed_with_unread_bytes_on_tcp", dies_with_bytes_on_tcp, shuts_down_behind_them),
     killed_server("killed_when_it_had_read_them", dies_having_read, shuts_down_behind_them),
     Behaviour::connected("exits_with_linger_zero", exits_with_linger, sees_it_die_and_read_little),
+    Behaviour::connected("disconnected", disconnects::<false>, sees_how_it_ended).tcp_only(),
+    Behaviour::connected("disconnected_after_its_end", disconnects::<true>, sees_how_it_died).tcp_only(),
+    Behaviour::connected("disconnected_by_a_copy", disconnects_a_copy, sees_how_it_ended).tcp_only(),
     Behaviour::connected("closed_by_the_deaf_when_the_other_was_back", is_deaf_and_closes, goes_back_from_it)
         .alone(&["unsupported-call"])
         .tally(Tally::Unknown, Tally::Returned(1)),
@@ -48,6 +51,36 @@ fn dies_with_linger<const HOW: u32>(side: &Side, fd: Fd) {
     side.sync("sent");
     side.sync("arrived");
     calls::kill_self();
+}
+
+/// By connect(2) to `AF_UNSPEC`, as .NET does to wake its threads.
+fn disconnects<const HAS_ENDED: bool>(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
+    if HAS_ENDED {
+        assert_eq!(calls::shutdown(fd, libc::SHUT_WR), Ok(0));
+    }
+    side.sync("sent");
+    side.sync("arrived");
+    assert_eq!(calls::disconnect(fd), Ok(0));
+    tells_of_nothing(fd);
+}
+
+fn disconnects_a_copy(side: &Side, fd: Fd) {
+    let copy = calls::dup(fd).expect("dup");
+    assert_eq!(calls::send(copy, b"before", 0), Ok(6));
+    side.sync("sent");
+    side.sync("arrived");
+    assert_eq!(calls::disconnect(copy), Ok(0));
+    tells_of_nothing(copy);
+    tells_of_nothing(fd);
+}
+
+/// Of a socket that is connected no more.
+fn tells_of_nothing(fd: Fd) {
+    let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0);
+    let _ = calls::recv(fd, 4, libc::MSG_DONTWAIT);
+    let _ = calls::send(fd, b"x", libc::MSG_NOSIGNAL);
+    let _ = calls::pending_error(fd);
 }
 
 fn dies_with_early_linger(side: &Side) {

@@ -29,6 +29,20 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_thread_that_marks_what_is_its_own", |_, fd| parts(fd, marks_its_own), echoes)
         .alone(&["own-descriptors"])
         .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected(
+        "unshared_beside_a_reader",
+        |side, fd| reads_beside(side, fd, unshares),
+        sends_on_demand,
+    )
+    .alone(&["own-descriptors"])
+    .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected(
+        "given_to_stdio_beside_a_reader",
+        |side, fd| reads_beside(side, fd, opens),
+        sends_on_demand,
+    )
+    .alone(&["stdio"])
+    .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::connected("two_blocked_readers", two_blocked_readers, sends_on_demand),
     Behaviour::connected("shutdown_ends_two_blocked_readers", shutdown_ends_both, ends_too),
     Behaviour::whole(
@@ -235,6 +249,31 @@ fn closes_its_own(fd: Fd) {
 fn marks_its_own(fd: Fd) {
     calls::close_range(fd, fd.cast_unsigned(), UNSHARE | CLOEXEC).expect("close_range");
     calls::close(fd).expect("close");
+}
+
+/// A thread sleeps in a read while another has the connection taken out of the library's hands.
+fn reads_beside(side: &Side, fd: Fd, retire: fn(Fd)) {
+    demand(side);
+    assert_eq!(receive_exactly(fd, 4), b"data");
+    let got = while_blocked(
+        || calls::recv(fd, 10, 0),
+        || {
+            quietly(|| retire(fd));
+            side.tell(1);
+        },
+    );
+    assert_eq!(got, Ok(b"data".to_vec()));
+    side.sync("sent");
+    stop(side);
+}
+
+fn unshares(_: Fd) {
+    calls::unshare_descriptors();
+}
+
+fn opens(fd: Fd) {
+    // Left open: what it has would be closed with it.
+    std::mem::forget(calls::Stdio::open(fd));
 }
 
 const UNSHARE: i32 = libc::CLOSE_RANGE_UNSHARE.cast_signed();

@@ -315,12 +315,16 @@ fn connect_raw(fd: Fd, raw: &RawAddress) -> Outcome<usize> {
 
 /// connect(2) with `AF_UNSPEC`, which undoes a connection.
 pub fn disconnect(fd: Fd) -> Outcome<usize> {
+    disconnect_by(fd, size_of::<libc::sockaddr>())
+}
+
+/// The same by the first bytes of the address.
+pub fn disconnect_by(fd: Fd, len: usize) -> Outcome<usize> {
     // SAFETY: all-zero is a valid value of this plain C struct, and zero is `AF_UNSPEC`.
     let unspecified: libc::sockaddr = unsafe { std::mem::zeroed() };
-    let len = size_of_val(&unspecified) as libc::socklen_t;
-    // SAFETY: pointer and length are those of `unspecified`.
-    let ret = unsafe { libc::connect(fd, &raw const unspecified, len) };
-    noted_number(Errno::check(ret as isize), || format!("connect({fd}, AF_UNSPEC)"))
+    // SAFETY: `unspecified` has no fewer bytes.
+    let ret = unsafe { libc::connect(fd, &raw const unspecified, len as libc::socklen_t) };
+    noted_number(Errno::check(ret as isize), || format!("connect({fd}, AF_UNSPEC, {len})"))
 }
 
 /// getsockname(2). Ports differ between runs, so only the outcome is noted.
