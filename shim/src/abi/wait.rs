@@ -211,6 +211,9 @@ pub unsafe extern "C" fn epoll_ctl(
     guard(|| unsafe { epoll::control(set, operation, fd, event) })
 }
 
+/// The most events that one wait can ask for (`EP_MAX_EVENTS` of fs/eventpoll.c).
+const MOST_EVENTS: usize = i32::MAX as usize / size_of::<epoll_event>();
+
 /// Waits on an epoll set, by memory or by `kernel`.
 ///
 /// # Safety
@@ -223,7 +226,8 @@ unsafe fn wait_on(
     mask: *const sigset_t,
     kernel: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (Some(set_of_ours), Ok(most @ 1..)) = (table::epoll_set(set), usize::try_from(most)) else {
+    let (Some(set_of_ours), Ok(most @ 1..=MOST_EVENTS)) = (table::epoll_set(set), usize::try_from(most))
+    else {
         return kernel();
     };
     // The kernel looks at the address when it has something to report.

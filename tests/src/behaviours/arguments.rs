@@ -37,6 +37,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Total(1), Tally::Total(1))
         .alone(&["control-data"]),
     Behaviour::connected("exclusive_and_one_shot", adds_exclusive_and_one_shot, waits),
+    Behaviour::connected("no_descriptor", calls_on_none, sends_on_demand),
     Behaviour::connected("events_reported_nowhere", waits_for_events_nowhere, sends_on_demand),
 ];
 
@@ -422,13 +423,32 @@ fn adds_exclusive_and_one_shot(side: &Side, fd: Fd) {
     side.sync("done");
 }
 
+/// Of a negative number, and of high ones: one that is none, and one of a socket that is no connection.
+fn calls_on_none(side: &Side, _: Fd) {
+    for none in [-1, 5000] {
+        assert_eq!(calls::sendmmsg(none, &[b"data"], 0), Err(Errno::EBADF));
+        assert_eq!(calls::sendmmsg(none, &[], 0), Err(Errno::EBADF));
+        assert_eq!(calls::recvmmsg(none, &[4], 0), Err(Errno::EBADF));
+        assert_eq!(calls::recvmmsg(none, &[], 0), Err(Errno::EBADF));
+        assert_eq!(calls::send(none, b"data", libc::MSG_ZEROCOPY), Err(Errno::EBADF));
+        assert_eq!(calls::sendmsg(none, &[b"data"], libc::MSG_ZEROCOPY), Err(Errno::EBADF));
+    }
+    stop(side);
+}
+
 fn waits_for_events_nowhere(side: &Side, fd: Fd) {
     let epfd = calls::epoll_create().expect("epoll_create1");
     calls::epoll_add(epfd, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
-    assert_eq!(calls::epoll_wait_nowhere(epfd, 0), Ok(0));
+    assert_eq!(calls::epoll_wait_nowhere(epfd, 1, 0), Ok(0));
     demand(side);
     await_readable(fd);
-    assert_eq!(calls::epoll_wait_nowhere(epfd, -1), Err(Errno::EFAULT));
+    assert_eq!(calls::epoll_wait_nowhere(epfd, 1, -1), Err(Errno::EFAULT));
+    // EP_MAX_EVENTS
+    let most = libc::c_int::MAX / size_of::<libc::epoll_event>() as libc::c_int;
+    assert_eq!(calls::epoll_wait_nowhere(epfd, most, -1), Err(Errno::EFAULT));
+    for count in [most + 1, libc::c_int::MAX, 0, -1] {
+        assert_eq!(calls::epoll_wait_nowhere(epfd, count, -1), Err(Errno::EINVAL));
+    }
     assert_eq!(calls::epoll_wait(epfd, 4, -1).map(|ready| ready.len()), Ok(1));
     stop(side);
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::yield_now;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP};
 
@@ -68,6 +68,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("woken_by_a_pipe", woken_by_a_pipe, waits),
     Behaviour::connected("woken_by_an_addition", woken_by_an_addition, sends_on_demand),
     Behaviour::whole("a_number_that_is_used_again", number_used_again, sends_on_two, Tally::Upgraded(2)),
+    Behaviour::connected("a_number_that_comes_back", number_comes_back, sends_on_demand),
+    Behaviour::connected("a_number_that_comes_back_to_a_polled_set", comes_back_polled, sends_on_demand),
+    Behaviour::connected("behind_a_busy_pipe", behind_a_busy_pipe, sends_on_demand),
     Behaviour::whole("few_events_at_a_time", few_at_a_time, sends_on_five, Tally::Upgraded(5)),
     Behaviour::whole("nothing_starves", nothing_starves, sends_on_five, Tally::Upgraded(5)),
     Behaviour::connected("beside_one_that_is_always_ready", pipe_beside_a_busy_one, asks_until_the_end),
@@ -715,6 +718,70 @@ fn number_used_again(side: &Side) {
     calls::epoll_modify(epfd, first, EPOLLIN, 3).expect("EPOLL_CTL_MOD");
     is_told(copy, 3);
     side.sync("done");
+}
+
+/// A connection is known by another number, and by the first again, in between two calls on the set: what is then deleted is.
+fn number_comes_back(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, EPOLLIN | libc::EPOLLRDHUP, 1).expect("EPOLL_CTL_ADD");
+    assert_eq!(calls::epoll_wait(epfd, 4, 10), Ok(vec![]));
+    let copy = renumbered(fd);
+    calls::epoll_delete(epfd, fd).expect("EPOLL_CTL_DEL");
+    demand(side);
+    assert_eq!(calls::epoll_wait(epfd, 4, 100), Ok(vec![]));
+    assert_eq!(calls::recv(copy, 10, 0), Ok(b"data".to_vec()));
+    stop(side);
+    let _ = calls::recv(copy, 10, 0);
+    assert_eq!(calls::epoll_wait(epfd, 4, 100), Ok(vec![]));
+}
+
+/// The same of a set that has been polled.
+fn comes_back_polled(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    assert_eq!(calls::poll(&[(epfd, libc::POLLIN)], 0), Ok(vec![0]));
+    let once = EPOLLIN | libc::EPOLLONESHOT;
+    calls::epoll_add(epfd, fd, once, 1).expect("EPOLL_CTL_ADD");
+    let is_told = |data| {
+        demand(side);
+        let ready = calls::epoll_wait(epfd, 4, -1).expect("epoll_wait");
+        assert_eq!(ready.iter().map(|ready| ready.data).collect::<Vec<_>>(), [data]);
+        assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
+    };
+    is_told(1);
+    renumbered(fd);
+    calls::epoll_modify(epfd, fd, once, 2).expect("EPOLL_CTL_MOD");
+    is_told(2);
+    stop(side);
+}
+
+/// Closes it while there is a copy, which then takes its number. The copy.
+fn renumbered(fd: Fd) -> Fd {
+    let copy = calls::dup(fd).expect("dup");
+    calls::close(fd).expect("close");
+    assert_eq!(calls::dup2(copy, fd), Ok(fd));
+    copy
+}
+
+/// A loop that takes one event at a time, and works for it, while there is always one of a pipe.
+fn behind_a_busy_pipe(side: &Side, fd: Fd) {
+    const TURNS: usize = 1000;
+    const WORK: Duration = Duration::from_micros(60);
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    let (_reading, writing) = calls::pipe().expect("pipe");
+    calls::epoll_add(epfd, writing, libc::EPOLLOUT, 1).expect("EPOLL_CTL_ADD");
+    calls::epoll_add(epfd, fd, EPOLLIN, 2).expect("EPOLL_CTL_ADD");
+    for _ in 0..20 {
+        demand(side);
+        let comes = |_| {
+            let ready = quietly(|| calls::epoll_wait(epfd, 1, -1)).expect("epoll_wait");
+            let start = Instant::now();
+            while start.elapsed() < WORK {}
+            ready[0].data == 2
+        };
+        assert!((0..TURNS).any(comes), "it is not told of in {TURNS} turns");
+        assert_eq!(quietly(|| calls::recv(fd, 10, 0)), Ok(b"data".to_vec()));
+    }
+    stop(side);
 }
 
 fn sends_on_two(side: &Side) {

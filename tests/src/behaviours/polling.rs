@@ -12,7 +12,8 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Selected, SignalSet, quietly, signal_thread, thread_id};
 use crate::say;
 use crate::side::{
-    ARRIVAL, Side, assert_waited, await_readable, await_unread, pause, receive_exactly, while_blocked,
+    ARRIVAL, Pattern, Side, assert_waited, await_readable, await_unread, pause, receive_exactly,
+    receive_pattern, send_pattern, while_blocked,
 };
 
 pub(super) const ALL: &[Behaviour] = &[
@@ -59,6 +60,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Upgraded(1), Tally::Unknown)
         .end(calls::End::Exit(0), calls::End::Signal(libc::SIGKILL)),
     Behaviour::connected("many_short_polls", many_short_polls, echoes),
+    Behaviour::connected("asked_for_more_meanwhile", asked_for_more, reads_late).takes_long(),
 ];
 
 const ALL_EVENTS: libc::c_short = POLLIN | POLLOUT | POLLPRI | POLLRDHUP;
@@ -529,3 +531,36 @@ fn echoes(_side: &Side, fd: Fd) {
     }
     await_readable(fd);
 }
+
+/// What another thread asks for in the array of a poll that sleeps is for nobody. The memory of both ends is as before: a write that
+/// fills it sleeps, and is woken.
+fn asked_for_more(side: &Side, fd: Fd) {
+    let mut polled = libc::pollfd { fd, events: POLLIN, revents: 0 };
+    let place = std::sync::atomic::AtomicPtr::new(&raw mut polled);
+    let place = || place.load(std::sync::atomic::Ordering::Relaxed);
+    let polls = || {
+        // SAFETY: one entry, which outlives the call.
+        let ready = unsafe { libc::poll(place(), 1, 300) };
+        // SAFETY: as above; the other thread has been and gone.
+        (ready, unsafe { place().read_volatile() }.revents)
+    };
+    // SAFETY: as above.
+    let asks = || unsafe { (&raw mut (*place()).events).write_volatile(POLLIN | POLLOUT) };
+    assert_eq!(while_blocked(polls, asks), (0, 0));
+    assert_eq!(calls::send(fd, b"done", 0), Ok(4));
+    let mut pattern = Pattern::new(11);
+    send_pattern(fd, &mut pattern, LONG, LONG);
+    side.sync("read");
+}
+
+fn reads_late(side: &Side, fd: Fd) {
+    assert_eq!(receive_exactly(fd, 4), b"done");
+    await_unread(fd, 1);
+    std::thread::sleep(Duration::from_millis(300));
+    let mut pattern = Pattern::new(11);
+    receive_pattern(fd, &mut pattern, LONG, 1 << 16);
+    side.sync("read");
+}
+
+/// More than both ends hold.
+const LONG: usize = 16 << 20;

@@ -367,8 +367,8 @@ pub fn recvmmsg_for_nowhere(fd: Fd, address: usize) -> Outcome<usize> {
 }
 
 /// epoll_wait(2) for one event, to be reported nowhere.
-pub fn epoll_wait_nowhere(epfd: Fd, timeout: c_int) -> Outcome<usize> {
+pub fn epoll_wait_nowhere(epfd: Fd, max: c_int, timeout: c_int) -> Outcome<usize> {
     // SAFETY: as in `recv_at`.
-    let ret = unsafe { libc::epoll_wait(epfd, std::ptr::null_mut(), 1, timeout) };
-    noted_number(Errno::check(ret as isize), || format!("epoll_wait({epfd}, null, {timeout})"))
+    let ret = unsafe { libc::epoll_wait(epfd, std::ptr::null_mut(), max, timeout) };
+    noted_number(Errno::check(ret as isize), || format!("epoll_wait({epfd}, null, {max}, {timeout})"))
 }

@@ -433,9 +433,10 @@ impl Members {
             tell(epfd, libc::EPOLL_CTL_MOD, member, &raw mut event);
             member.kernel = wanted;
             if before.1 != wanted.1 {
-                self.by_data.remove(before.1, fd);
                 self.make_way(set, wanted.1);
                 self.by_data.add(wanted.1, fd);
+                self.drop_data(set, before.1, fd);
+                self.graves.unbury(wanted.1);
             }
         }
         true
@@ -448,7 +449,7 @@ fn tell(epfd: i32, operation: i32, member: &Member, event: *mut epoll_event) {
     let (io, number) = (member.io, member.number);
     // SAFETY: the set and the socket are the program's; the event is valid, or the operation takes none.
     let call = || unsafe { real::epoll_ctl(epfd, operation, number, event) };
-    if io == number {
+    if io == number || table::is_of(number, member.slot) {
         call();
         return;
     }

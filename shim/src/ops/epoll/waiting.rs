@@ -126,8 +126,10 @@ impl Set {
             let asked = self.is_kernels_turn();
             let have = if asked { self.glance(epfd, events, round)?.0 } else { 0 };
             let ready = have + self.collect(&mut events[have..], round, false);
-            if ready > 0 {
+            if ready > have {
                 self.note_answer();
+            }
+            if ready > 0 {
                 return Ok(ready);
             }
             if timeout == Some(Duration::ZERO) {
@@ -142,9 +144,11 @@ impl Set {
             }
             // Not before it is needed: most waits of a busy loop end above.
             let deadline = *begun.get_or_insert_with(|| deadline_of(timeout));
-            let (spin, count) = self.spin(epfd, events, round, remaining(deadline))?;
+            let (spin, count, by_kernel) = self.spin(epfd, events, round, remaining(deadline))?;
             if count > 0 {
-                self.note_answer();
+                if !by_kernel {
+                    self.note_answer();
+                }
                 return Ok(count);
             }
             self.answers.store(0, Ordering::Relaxed);
@@ -318,10 +322,10 @@ impl Set {
         events: &mut [epoll_event],
         round: u32,
         limit: Option<Duration>,
-    ) -> Result<(Spin, usize), Errno> {
+    ) -> Result<(Spin, usize, bool), Errno> {
         let budget = self.patience.allowance_ns();
         if budget == 0 || self.lock().is_none_or(|members| members.hot.is_empty()) {
-            return Ok((no_spin(), 0));
+            return Ok((no_spin(), 0, false));
         }
         let (mut found, mut glances) = (Ok(0), Glances::default());
         let spin = spin_for(budget, limit, |others_ran| {
@@ -335,6 +339,7 @@ impl Set {
             false
         });
         let mut count = found?;
+        let by_kernel = count > 0;
         if spin == Spin::Done {
             self.patience.ended(count > 0);
         }
@@ -342,7 +347,7 @@ impl Set {
             self.patience.restore();
             count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed), true);
         }
-        Ok((spin, count))
+        Ok((spin, count, by_kernel))
     }
 
     fn sleep(
