@@ -409,7 +409,7 @@ enum News {
 
 impl News {
     fn of(fds: &[pollfd], polled: &[Polled]) -> Self {
-        if !polled.iter().any(|one| is_stuck(one)) {
+        if !polled.iter().any(is_stuck) {
             return Self::Plain;
         }
         let Ok(set) = watch(fds, polled) else { return Self::Plain };

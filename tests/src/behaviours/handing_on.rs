@@ -603,7 +603,6 @@ fn stdio_told(side: &Side, fd: Fd) {
     let mut stream = Stdio::open(fd);
     assert_eq!(stream.line().map(|line| line.len()), Some(255));
     side.sync("read");
-    std::mem::forget(stream);
 }
 
 fn sends_and_waits(side: &Side, fd: Fd) {

@@ -544,8 +544,12 @@ fn asked_for_more(side: &Side, fd: Fd) {
         // SAFETY: as above; the other thread has been and gone.
         (ready, unsafe { place().read_volatile() }.revents)
     };
-    // SAFETY: as above.
-    let asks = || unsafe { (&raw mut (*place()).events).write_volatile(POLLIN | POLLOUT) };
+    let asks = || {
+        // SAFETY: as above.
+        let events = unsafe { &raw mut (*place()).events };
+        // SAFETY: as above.
+        unsafe { events.write_volatile(POLLIN | POLLOUT) };
+    };
     assert_eq!(while_blocked(polls, asks), (0, 0));
     assert_eq!(calls::send(fd, b"done", 0), Ok(4));
     let mut pattern = Pattern::new(11);
