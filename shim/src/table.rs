@@ -406,8 +406,14 @@ pub(crate) fn watch_socket(fd: i32) -> bool {
 pub(crate) fn is_awaited(fd: i32) -> bool {
     cell(fd).is_some_and(|cell| {
         let word = cell.load(Ordering::Relaxed);
-        word != 0 && !is_unconnected(word) && word & TAG != LISTENER && !is_released(word)
+        word != 0 && !is_released(word) && is_of_a_waiter(word)
     })
+}
+
+/// Not of what is most descriptors: a call for one of these should have no more to ask.
+#[inline(never)]
+fn is_of_a_waiter(word: usize) -> bool {
+    !is_unconnected(word) && word & TAG != LISTENER
 }
 
 /// The epoll set behind `fd`, if connections of ours were ever added to it.

@@ -47,6 +47,14 @@ pub(super) struct Manner {
     pub(super) overfills: bool,
 }
 
+/// Whether a thread of the other end polls, and an epoll set that it polls has that connection.
+fn is_in_a_set_being_polled(model: &Model, who: Who, fd: Fd) -> bool {
+    let polls = model.started(who.0.other()).is_some_and(|(_, op)| matches!(op, Op::Poll { .. }));
+    let index = model.connection_of(who, fd);
+    let has_it = |&(set, _, of): &(u32, Fd, usize)| model.polled.contains(&set) && index == Some(of);
+    polls && model.registered.iter().any(has_it)
+}
+
 /// How to make `op`, which may be changed for that; or why it is not made.
 pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Result<Manner, &'static str> {
     let end = who.0;
@@ -130,6 +138,12 @@ pub(super) fn admit(model: &Model, who: Who, op: &mut Op, in_thread: bool) -> Re
             }) =>
         {
             return Err("whether both directions have ended depends on the sizes of buffers");
+        }
+        // docs/limitations.md: the set is readable once, for what nobody has asked of it.
+        Op::Shutdown { fd, how }
+            if *how != How::Writing && model.is_unix && is_in_a_set_being_polled(model, who, *fd) =>
+        {
+            return Err("a thread of the other end waits for an epoll set");
         }
         // docs/limitations.md: then both directions have ended, and poll(2) is not told.
         Op::Shutdown { fd, how } if *how != How::Reading || model.is_unix => {
