@@ -58,6 +58,9 @@ const COPIED: usize = 8;
 /// Another: it was there when the process forked. The other process may use it, too, and nobody counts it in.
 const FORKED: usize = 16;
 
+/// Another: it is a Unix stream, of which nothing else is known before it connects.
+const LOCAL: usize = 32;
+
 /// What an entry is.
 #[derive(Debug)]
 enum Entry {
@@ -324,16 +327,28 @@ pub(crate) fn add_socket(fd: i32) {
     put(fd, SOCKET);
 }
 
-/// Whether nothing is known of `fd`.
+/// Notes that `fd` is a Unix stream that the program has just made.
+pub(crate) fn add_local(fd: i32) {
+    put(fd, SOCKET | LOCAL);
+}
+
+/// Whether nothing is known of `fd`, or nothing but that it is a Unix stream.
 pub(crate) fn is_unknown(fd: i32) -> bool {
-    cell(fd).is_some_and(|cell| cell.load(Ordering::Relaxed) == 0)
+    cell(fd).is_some_and(|cell| {
+        let word = cell.load(Ordering::Relaxed);
+        word == 0 || is_local(word)
+    })
 }
 
 /// As [`add_socket`], of a socket that the program has from elsewhere, and so unless something is known of it.
 pub(crate) fn discover_socket(fd: i32) {
     if let Some(cell) = cell_to_fill(fd) {
         HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
-        let _ = cell.compare_exchange(0, SOCKET, Ordering::SeqCst, Ordering::SeqCst);
+        let known = |word| match word {
+            0 => Some(SOCKET),
+            word => is_local(word).then_some(word & !LOCAL),
+        };
+        let _ = cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, known);
     }
 }
 
@@ -349,11 +364,18 @@ pub(crate) fn add_other(fd: i32) {
 
 /// Whether `fd` is a socket that has not connected: TCP, or a Unix stream that an epoll set has.
 pub(crate) fn is_socket(fd: i32) -> bool {
-    cell(fd).is_some_and(|cell| is_unconnected(cell.load(Ordering::Relaxed)))
+    cell(fd).is_some_and(|cell| {
+        let word = cell.load(Ordering::Relaxed);
+        is_unconnected(word) && !is_local(word)
+    })
+}
+
+fn is_local(word: usize) -> bool {
+    is_unconnected(word) && word & LOCAL != 0
 }
 
 fn is_unconnected(word: usize) -> bool {
-    word & !(WATCHED | COPIED | FORKED) == SOCKET
+    word & !(WATCHED | COPIED | FORKED | LOCAL) == SOCKET
 }
 
 fn is_watched(word: usize) -> bool {
@@ -366,14 +388,17 @@ fn mark_unconnected(cell: &AtomicUsize, bits: usize) -> bool {
     cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, marked).is_ok()
 }
 
-/// The program gives the socket `old`, which no connection is known of, the name `new`, too.
+/// Whether `fd` is a socket that has not connected, of which no more need be known.
+pub(crate) fn is_unconnected_socket(fd: i32) -> bool {
+    cell(fd).is_some_and(|cell| is_unconnected(cell.load(Ordering::Relaxed)))
+}
+
+/// The program gives the unconnected socket `old` the name `new`, too.
 pub(crate) fn copied_unconnected(old: i32, new: i32) {
-    if !is_borrowed()
-        && cell(old).is_some_and(|cell| mark_unconnected(cell, COPIED))
-        && let Some(cell) = cell_to_fill(new)
+    if let Some(old) = cell(old)
+        && mark_unconnected(old, COPIED)
     {
-        HIGHEST.fetch_max(new as usize + 1, Ordering::SeqCst);
-        forget(cell.swap(SOCKET | COPIED, Ordering::SeqCst), new, Parting::Unseen);
+        put(new, SOCKET | COPIED | old.load(Ordering::SeqCst) & LOCAL);
     }
 }
 

@@ -112,7 +112,7 @@ pub(crate) fn duplicated(old: i32, duplicate: impl FnOnce() -> i32) -> i32 {
     if let Some(held) = held {
         held.settle(new);
         process::copied(new);
-    } else if new >= 0 && table::is_socket(old) {
+    } else if new >= 0 && table::is_unconnected_socket(old) {
         errno::keep(|| table::copied_unconnected(old, new));
     }
     new

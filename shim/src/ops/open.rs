@@ -22,6 +22,8 @@ pub(crate) fn created(fd: i32, domain: i32, kind: i32, protocol: i32) {
     }
     if stream && internet && matches!(protocol, 0 | libc::IPPROTO_TCP) {
         table::add_socket(fd);
+    } else if stream && domain == libc::AF_UNIX {
+        table::add_local(fd);
     } else {
         table::add_other(fd);
     }

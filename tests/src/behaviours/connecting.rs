@@ -600,7 +600,7 @@ fn disconnects_by_two_bytes(side: &Side) {
 }
 
 /// The copy is the connection's, too.
-fn copies_first(side: &Side) {
+pub(super) fn copies_first(side: &Side) {
     let destination = side.destination();
     let fd = calls::stream_socket(side.family, 0).expect("socket");
     let copy = calls::dup(fd).expect("dup");
@@ -610,7 +610,7 @@ fn copies_first(side: &Side) {
 }
 
 /// A child connects, and the parent goes on.
-fn forks_first(side: &Side) {
+pub(super) fn forks_first(side: &Side) {
     let destination = side.destination();
     let fd = calls::stream_socket(side.family, 0).expect("socket");
     let child = calls::fork(calls::Leave::Exit, || {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::connecting::{asks_by_events, echoes_one};
+use super::connecting::{asks_by_events, copies_first, echoes_one, forks_first};
 use super::peers::{answer_echoes, echo, request_echoes, send_all};
 use super::unix_streams::look;
 use super::{Behaviour, Tally};
@@ -27,6 +27,12 @@ pub(super) const ALL: &[Behaviour] = &[
     whole("registered_before_it_connects", echoes_one, connects_what_is_registered, Tally::Upgraded(1)),
     whole("registered_and_left_alone", echoes_one, connects_what_is_registered, Tally::Upgraded(0))
         .environment(&[("THALLUS_UNIX", "!all")]),
+    whole("copied_before_it_connects", echoes_one, copies_first, STAYED)
+        .alone(&["shared-before-upgrade"])
+        .tally(STAYED, Tally::Unknown),
+    whole("shared_by_a_fork_before_it_connects", echoes_one, forks_first, STAYED)
+        .alone(&["shared-before-upgrade"])
+        .tally(STAYED, Tally::Unknown),
     whole("without_a_name", talks_to_a_child, does_nothing, Tally::Stayed(0)),
     // The kernel counts no bytes: the two sides find out together.
     unseen("server_reads_unseen", serves_reading_unseen, asks_often),
