@@ -224,8 +224,8 @@ addresses! {
     dlmopen: c"dlmopen";
 }
 
-/// Looks for everything that is not known yet, as long as what is found is libc's, and the caller need not wait for it: the
-/// loader's lock is held while a module's constructors run, and these may wait for threads that use the hooks (LTTng's do).
+/// Looks for everything that is not known yet, as long as what is found is libc's. And as long as the loader's lock can be had: it is held
+/// while a module's constructors run, and these may wait for threads that use the hooks (LTTng's do).
 pub(crate) fn resolve_all() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Acquire) {

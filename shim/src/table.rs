@@ -12,6 +12,7 @@ mod internal;
 mod listener;
 mod released;
 mod slot;
+mod unconnected;
 mod young;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,6 +38,11 @@ pub(crate) use self::released::released;
 use self::released::{RELEASED, is_released};
 pub(crate) use self::slot::{Call, Slot, for_each, patiently};
 use self::slot::{FD, USER};
+pub(crate) use self::unconnected::{
+    add_local, add_socket, copied_unconnected, discover_socket, is_socket, is_unknown, share_unconnected,
+    watch_socket,
+};
+use self::unconnected::{is_shared, is_unconnected, is_watched};
 pub(crate) use self::young::Young;
 use self::young::{Refusal, Visit};
 use crate::ops::epoll::Set;
@@ -49,18 +55,6 @@ const TAG: usize = 3;
 const LISTENER: usize = 1;
 const EPOLL: usize = 2;
 const YOUNG: usize = 3;
-/// A TCP socket, unconnected: no young connection's entry, whose generation is never 0.
-const SOCKET: usize = YOUNG;
-/// A bit of such a socket's entry: it is registered in an epoll set already.
-const WATCHED: usize = 4;
-/// Another: it has had another name in this process. That may still be there, and may be the one by which it connects.
-const COPIED: usize = 8;
-/// Another: it was there when the process forked. The other process may use it, too, and nobody counts it in.
-const FORKED: usize = 16;
-
-/// Another: it is a Unix stream, of which nothing else is known before it connects.
-const LOCAL: usize = 32;
-
 /// What an entry is.
 #[derive(Debug)]
 enum Entry {
@@ -322,36 +316,6 @@ pub(crate) fn is_unix(fd: i32) -> bool {
     }
 }
 
-/// Notes that `fd` is a TCP socket that the program has just made.
-pub(crate) fn add_socket(fd: i32) {
-    put(fd, SOCKET);
-}
-
-/// Notes that `fd` is a Unix stream that the program has just made.
-pub(crate) fn add_local(fd: i32) {
-    put(fd, SOCKET | LOCAL);
-}
-
-/// Whether nothing is known of `fd`, or nothing but that it is a Unix stream.
-pub(crate) fn is_unknown(fd: i32) -> bool {
-    cell(fd).is_some_and(|cell| {
-        let word = cell.load(Ordering::Relaxed);
-        word == 0 || is_local(word)
-    })
-}
-
-/// As [`add_socket`], of a socket that the program has from elsewhere, and so unless something is known of it.
-pub(crate) fn discover_socket(fd: i32) {
-    if let Some(cell) = cell_to_fill(fd) {
-        HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
-        let known = |word| match word {
-            0 => Some(SOCKET),
-            word => is_local(word).then_some(word & !LOCAL),
-        };
-        let _ = cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, known);
-    }
-}
-
 /// Notes that `fd` is something new that is none of ours. What it was before was closed in a way that no hook saw.
 pub(crate) fn add_other(fd: i32) {
     if let Some(cell) = cell(fd)
@@ -360,71 +324,6 @@ pub(crate) fn add_other(fd: i32) {
     {
         errno::keep(|| forget(cell.swap(0, Ordering::SeqCst), fd, Parting::Unseen));
     }
-}
-
-/// Whether `fd` is a socket that has not connected: TCP, or a Unix stream that an epoll set has.
-pub(crate) fn is_socket(fd: i32) -> bool {
-    cell(fd).is_some_and(|cell| {
-        let word = cell.load(Ordering::Relaxed);
-        is_unconnected(word) && !is_local(word)
-    })
-}
-
-fn is_local(word: usize) -> bool {
-    is_unconnected(word) && word & LOCAL != 0
-}
-
-fn is_unconnected(word: usize) -> bool {
-    word & !(WATCHED | COPIED | FORKED | LOCAL) == SOCKET
-}
-
-fn is_watched(word: usize) -> bool {
-    is_unconnected(word) && word & WATCHED != 0
-}
-
-/// Adds `bits` to what is known of an unconnected socket. False if it is something else by now.
-fn mark_unconnected(cell: &AtomicUsize, bits: usize) -> bool {
-    let marked = |word| is_unconnected(word).then_some(word | bits);
-    cell.fetch_update(Ordering::SeqCst, Ordering::SeqCst, marked).is_ok()
-}
-
-/// Whether `fd` is a socket that has not connected, of which no more need be known.
-pub(crate) fn is_unconnected_socket(fd: i32) -> bool {
-    cell(fd).is_some_and(|cell| is_unconnected(cell.load(Ordering::Relaxed)))
-}
-
-/// The program gives the unconnected socket `old` the name `new`, too.
-pub(crate) fn copied_unconnected(old: i32, new: i32) {
-    if let Some(old) = cell(old)
-        && mark_unconnected(old, COPIED)
-    {
-        put(new, SOCKET | COPIED | old.load(Ordering::SeqCst) & LOCAL);
-    }
-}
-
-/// The process is about to fork.
-pub(crate) fn share_unconnected() {
-    for cell in descriptors().filter_map(cell) {
-        mark_unconnected(cell, FORKED);
-    }
-}
-
-/// Whether the socket `fd`, of which this was known before it connected, may be used by a name that nobody will take for the connection's.
-fn is_shared_before(word: usize, fd: i32) -> bool {
-    if !is_unconnected(word) || word & (COPIED | FORKED) == 0 {
-        return false;
-    }
-    let is_copy = |other: &i32| {
-        let word = cell(*other).map_or(0, |cell| cell.load(Ordering::SeqCst));
-        *other != fd && is_unconnected(word) && word & COPIED != 0
-    };
-    word & FORKED != 0 || descriptors().filter(is_copy).any(|other| ops::descriptor::are_same(fd, other))
-}
-
-/// Notes that an epoll set has the unconnected socket `fd`, and is to be told when it connects. False if it is something
-/// else by now.
-pub(crate) fn watch_socket(fd: i32) -> bool {
-    cell(fd).is_some_and(|cell| mark_unconnected(cell, WATCHED))
 }
 
 /// Whether waiting for `fd` concerns this library: a TCP connection that may leave TCP, or has, or an epoll set.
@@ -572,7 +471,7 @@ pub(crate) fn let_go_of_all(mut visit: impl FnMut(&'static Block)) {
     });
 }
 
-/// Drops an entry's reference. `open`: the descriptor still is the socket, so its end can be announced.
+/// Drops an entry's reference. The end of a socket that the descriptor still is can be announced.
 fn forget(word: usize, fd: i32, parting: Parting) {
     let open = parting != Parting::Unseen;
     if is_watched(word) {
@@ -713,7 +612,7 @@ pub(crate) fn track(fd: i32, role: Role, service: Service, connected: bool) -> b
     }
     let Some(cell) = cell_to_fill(fd) else { return false };
     let word = cell.load(Ordering::SeqCst);
-    let is_shared = is_shared_before(word, fd);
+    let is_shared = is_shared(word, fd);
     if !is_watched(word) {
         // What the number was before goes first: it has the same counters.
         add_other(fd);

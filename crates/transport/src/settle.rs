@@ -136,11 +136,16 @@ impl Connection {
             // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
             let socket = unsafe { BorrowedFd::borrow_raw(fd) };
             let is_missing = || tcp::unread(socket).is_ok_and(|there| there < unread);
-            while is_missing() && Instant::now() < deadline && !self.peer_has_closed(fd) {
-                rustix::thread::sched_yield();
-            }
+            self.yield_while(fd, deadline, is_missing);
         }
         self.block.has(flag::RETURNED)
+    }
+
+    /// Waits for what the peer is about to do, in a call of its own.
+    fn yield_while(&self, fd: i32, deadline: Instant, lasts: impl Fn() -> bool) {
+        while lasts() && Instant::now() < deadline && !self.peer_has_closed(fd) {
+            rustix::thread::sched_yield();
+        }
     }
 
     /// Whether the peer has room for writes on an `AF_UNIX` socket, also once what this side has not read is no longer in the ring:
@@ -175,12 +180,9 @@ impl Connection {
                 return false;
             }
             self.block.note(reason);
-            // What the peer has promised to send again is there when the program looks next.
             if segment.link().is_none() {
-                while !segment.incoming().is_empty() && Instant::now() < deadline && !self.peer_has_closed(fd)
-                {
-                    rustix::thread::sched_yield();
-                }
+                // As above. The ring is empty once the peer has sent it all.
+                self.yield_while(fd, deadline, || !segment.incoming().is_empty());
             }
         }
         if self.block.has(flag::OWES_DOWN) {

@@ -24,7 +24,7 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 /// As for connect(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
-    let before = open::connects(fd);
+    let has_left = open::connects(fd);
     // SAFETY: the program's own arguments.
     let result = unsafe { real::connect(fd, address, length) };
     guard(|| {
@@ -34,8 +34,8 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: so
         } else {
             Target::Other
         };
-        if let Some(before) = before {
-            open::connected_again(fd, &before, target);
+        if has_left {
+            open::connected_again(fd, target);
         }
         open::connected(fd, target, result);
         result

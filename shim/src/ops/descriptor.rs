@@ -112,20 +112,10 @@ pub(crate) fn duplicated(old: i32, duplicate: impl FnOnce() -> i32) -> i32 {
     if let Some(held) = held {
         held.settle(new);
         process::copied(new);
-    } else if new >= 0 && table::is_unconnected_socket(old) {
+    } else if new >= 0 {
         errno::keep(|| table::copied_unconnected(old, new));
     }
     new
-}
-
-/// Whether both are names of the same socket.
-pub(crate) fn are_same(one: c_int, other: c_int) -> bool {
-    let file = |fd| {
-        // SAFETY: a number; the kernel says whether it is open.
-        let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
-        Some((status.st_dev, status.st_ino))
-    };
-    file(one).is_some_and(|one| file(other) == Some(one))
 }
 
 /// Whether fcntl(2) with `command` and `argument` changes what this library knows.

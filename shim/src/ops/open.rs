@@ -9,7 +9,6 @@ use thallus_transport::unix::Name;
 use thallus_transport::{tcp, unix};
 
 use crate::ops::stream;
-use crate::table::Call;
 use crate::{config, errno, log, table};
 
 /// socket(2) made `fd`, or failed with −1.
@@ -40,22 +39,25 @@ pub(crate) enum Target {
     Other,
 }
 
-/// connect(2) on `fd` is about to be called: the connection that it has left TCP with, if any.
-pub(crate) fn connects(fd: i32) -> Option<Call> {
-    let call = table::enter_adult(fd).filter(|_| !table::is_borrowed())?;
-    call.connection().may_be_disconnected();
-    Some(call)
+/// connect(2) on `fd` is about to be called. Whether that is a connection which may have left TCP. Nothing is held meanwhile, as the call
+/// is a cancellation point.
+pub(crate) fn connects(fd: i32) -> bool {
+    let call = table::enter_adult(fd).filter(|_| !table::is_borrowed());
+    call.inspect(|call| call.connection().may_be_disconnected()).is_some()
 }
 
-/// connect(2) on `fd`, a connection `before`, returned.
-pub(crate) fn connected_again(fd: i32, before: &Call, target: Target) {
-    errno::keep(|| match target {
-        Target::Unspecified => {
-            before.connection().disconnected();
-            table::remove_all(before);
+/// connect(2) on such an `fd` returned.
+pub(crate) fn connected_again(fd: i32, target: Target) {
+    errno::keep(|| {
+        let Some(call) = table::enter_adult(fd) else { return };
+        match target {
+            Target::Unspecified => {
+                call.connection().disconnected();
+                table::remove_all(&call);
+            }
+            // SAFETY: the program's call on this descriptor has just returned.
+            _ => call.connection().tell_linger(unsafe { BorrowedFd::borrow_raw(fd) }),
         }
-        // SAFETY: the program's call on this descriptor has just returned.
-        _ => before.connection().tell_linger(unsafe { BorrowedFd::borrow_raw(fd) }),
     });
 }
 

@@ -55,8 +55,6 @@ const FEW: usize = 4;
 /// One connection among the polled descriptors.
 struct Polled {
     index: usize,
-    /// The events that the program asks for. As the kernel does, they are read once: others may write there meanwhile.
-    asked: u32,
     call: Call,
     /// For this sleep, and how it is woken.
     armed: Option<Wakes>,
@@ -74,8 +72,22 @@ fn is_telling(asked: &pollfd, has_carried: impl Fn() -> bool) -> bool {
     asked.events & (libc::POLLIN | libc::POLLRDNORM) != 0 || has_carried()
 }
 
-/// Waits as ppoll(2) does.
+/// Waits as ppoll(2) does. As by the kernel, the program's array is read once: others may write there meanwhile.
 pub(crate) fn wait(
+    fds: &mut [pollfd],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<i32, Errno> {
+    let mut own = SmallVec::<[pollfd; FEW]>::from_slice(fds);
+    let ready = wait_for(&mut own, timeout, mask);
+    for (fd, own) in fds.iter_mut().zip(&own) {
+        fd.revents = own.revents;
+    }
+    ready
+}
+
+/// The same of an array that is nobody else's.
+pub(crate) fn wait_for(
     fds: &mut [pollfd],
     timeout: Option<Duration>,
     mask: *const sigset_t,
@@ -94,13 +106,7 @@ pub(crate) fn wait(
                     call.slot.note_wait(call.connection());
                 }
                 if call.is_active(fd.fd) {
-                    polled.push(Polled {
-                        index,
-                        asked: u32::from(fd.events.cast_unsigned()),
-                        call,
-                        armed: None,
-                        clear: true,
-                    });
+                    polled.push(Polled { index, call, armed: None, clear: true });
                 } else {
                     plain.push(Guest::Call(call));
                 }
@@ -128,7 +134,7 @@ fn wait_mixed(
 ) -> Result<i32, Errno> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let only_ours = polled.len() == fds.len();
-    for one in polled.iter().filter(|one| one.asked & bit::WRITE != 0) {
+    for one in polled.iter().filter(|one| asked(fds, one) & bit::WRITE != 0) {
         let waits = timeout != Some(Duration::ZERO);
         one.call.connection().grow_for_asker(fds[one.index].fd, waits);
     }
@@ -152,7 +158,7 @@ fn wait_mixed(
         let budget = polled.iter().map(patience).max().unwrap_or(0);
         let (mut found, mut glances) = (None, Glances::default());
         let look = |others_ran: bool| {
-            if polled.iter().any(|one| wanted(one) != 0) {
+            if polled.iter().any(|one| wanted(fds, one) != 0) {
                 return true;
             }
             if !only_ours && glances.are_due(others_ran) {
@@ -199,7 +205,7 @@ fn wait_mixed(
 /// then.
 fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
     polled.iter().any(|one| {
-        let (connection, asked) = (one.call.connection(), one.asked);
+        let (connection, asked) = (one.call.connection(), asked(fds, one));
         let shown = u32::from(fds[one.index].revents.cast_unsigned());
         let sends_by_tcp = connection.kernel_interest(bit::WRITE) & bit::WRITE != 0;
         let may_be_reset = || sends_by_tcp && !connection.block.has(flag::RESET);
@@ -211,9 +217,13 @@ fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
     })
 }
 
+fn asked(fds: &[pollfd], one: &Polled) -> u32 {
+    u32::from(fds[one.index].events.cast_unsigned())
+}
+
 /// The bits of one connection that the program asked for and that hold, as far as memory shows: or it has to be mended first.
-fn wanted(one: &Polled) -> u32 {
-    let asked = one.asked;
+fn wanted(fds: &[pollfd], one: &Polled) -> u32 {
+    let asked = asked(fds, one);
     one.call.connection().readiness(asked) & (asked | bit::ALWAYS)
 }
 
@@ -224,7 +234,7 @@ fn take_stock(fds: &mut [pollfd], polled: &[Polled]) -> i32 {
     }
     let mut ready = 0;
     for one in polled {
-        let asked = one.asked;
+        let asked = asked(fds, one);
         let bits =
             one.call.connection().readiness_when_mended(fds[one.index].fd, asked) & (asked | bit::ALWAYS);
         fds[one.index].revents = (bits as u16).cast_signed();
@@ -253,20 +263,20 @@ fn kernel_view(fds: &[pollfd], polled: &[Polled], news: Option<i32>) -> Vec<poll
     let mut copy: Vec<pollfd> = fds.iter().map(|fd| pollfd { revents: 0, ..*fd }).collect();
     for one in polled {
         let connection = one.call.connection();
-        let mut interest = connection.kernel_interest(one.asked);
+        let mut interest = connection.kernel_interest(asked(fds, one));
         let entry = &mut copy[one.index];
         if connection.is_gone() {
             // No more bells, and what the kernel would say for ever is known, unless the program waits for it. A reset it
             // tells unasked, also to who asks for nothing: it may mean nothing as long as there is something to read.
-            interest &= one.asked | !(bit::IN | bit::RDHUP);
-            if is_behind_bytes(one) {
+            interest &= asked(fds, one) | !(bit::IN | bit::RDHUP);
+            if is_behind_bytes(fds, one) {
                 entry.fd = -1;
             }
         }
         entry.events = (interest as u16).cast_signed();
-        if news.is_some() && is_stuck(one) {
+        if news.is_some() && is_stuck(fds, one) {
             // The end can be told of before the bytes are taken.
-            entry.events = (interest & !(bit::IN | bit::RDHUP) | one.asked & bit::RDHUP) as i16;
+            entry.events = (interest & !(bit::IN | bit::RDHUP) | asked(fds, one) & bit::RDHUP) as i16;
         }
     }
     let live = polled.iter().filter(|one| !one.call.connection().has_returned());
@@ -286,7 +296,7 @@ fn merge(fds: &mut [pollfd], polled: &[Polled], kernel: &[pollfd]) -> i32 {
     }
     for one in polled {
         let events = u32::from(kernel[one.index].revents.cast_unsigned());
-        let asked = one.asked;
+        let asked = asked(fds, one);
         let connection = one.call.connection();
         let invalid = u32::from(libc::POLLNVAL.cast_unsigned());
         let bits = if events & invalid != 0 {
@@ -351,7 +361,7 @@ fn sleep_with(
         if let Some(wakes) = one.armed.take()
             && process::id() == home
         {
-            one.call.connection().disarm(one.asked, wakes);
+            one.call.connection().disarm(asked(fds, one), wakes);
         }
         one.clear = true;
     }
@@ -363,7 +373,7 @@ fn arm(fds: &[pollfd], polled: &mut [Polled], listens: bool) {
     let ask = polled.iter().filter(|one| one.call.connection().arms_by_asking()).count() > 1;
     let armings = polled.iter().map(|one| {
         let connection = one.call.connection();
-        Arming { connection, fd: fds[one.index].fd, asked: one.asked, wakes: connection.wakes(listens) }
+        Arming { connection, fd: fds[one.index].fd, asked: asked(fds, one), wakes: connection.wakes(listens) }
     });
     let armed: SmallVec<[(Wakes, bool); FEW]> = if ask {
         let armings: Vec<_> = armings.collect();
@@ -381,19 +391,19 @@ fn arm(fds: &[pollfd], polled: &mut [Polled], listens: bool) {
 
 /// Whether the kernel has more to say of a connection than the program is to know: bytes or an end that it did not ask for, a
 /// reset that may mean nothing, or a bell that somebody else needs. Only further arrivals may wake.
-fn is_stuck(one: &Polled) -> bool {
+fn is_stuck(fds: &[pollfd], one: &Polled) -> bool {
     let connection = one.call.connection();
-    let is_unasked = one.asked & bit::READ == 0;
+    let is_unasked = asked(fds, one) & bit::READ == 0;
     !one.clear && (is_unasked || connection.recv_settled())
         || is_unasked && connection.block.has(flag::SHUT_RD)
-        || is_behind_bytes(one)
+        || is_behind_bytes(fds, one)
 }
 
 /// Whether the program asks for nothing of a connection whose peer is gone and whose bytes are unread. It may be told of a reset
 /// that answers a write, but of none before.
-fn is_behind_bytes(one: &Polled) -> bool {
+fn is_behind_bytes(fds: &[pollfd], one: &Polled) -> bool {
     let connection = one.call.connection();
-    connection.is_gone() && connection.has_unread() && !bit::is_specific(one.asked)
+    connection.is_gone() && connection.has_unread() && !bit::is_specific(asked(fds, one))
 }
 
 /// What watches the sockets that are stuck with unread bytes.
@@ -409,16 +419,16 @@ enum News {
 
 impl News {
     fn of(fds: &[pollfd], polled: &[Polled]) -> Self {
-        if !polled.iter().any(is_stuck) {
+        if !polled.iter().any(|one| is_stuck(fds, one)) {
             return Self::Plain;
         }
         let Ok(set) = watch(fds, polled) else { return Self::Plain };
         // What came before the set's first report and after the last look is seen by looking once more. The bell that was
         // rung for it says nothing of what comes after it.
-        for one in polled.iter().filter(|one| is_stuck(one)) {
-            one.call.connection().renew(fds[one.index].fd, one.asked);
+        for one in polled.iter().filter(|one| is_stuck(fds, one)) {
+            one.call.connection().renew(fds[one.index].fd, asked(fds, one));
         }
-        if polled.iter().any(|one| wanted(one) != 0) { Self::Here } else { Self::Set(set) }
+        if polled.iter().any(|one| wanted(fds, one) != 0) { Self::Here } else { Self::Set(set) }
     }
 
     fn fd(&self) -> Option<i32> {
@@ -433,7 +443,7 @@ impl News {
 fn watch(fds: &[pollfd], polled: &[Polled]) -> Result<Descriptor, Errno> {
     use rustix::event::epoll;
     let set = Descriptor::from(table::place(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
-    for one in polled.iter().filter(|one| is_stuck(one)) {
+    for one in polled.iter().filter(|one| is_stuck(fds, one)) {
         // SAFETY: the program polls this descriptor now.
         let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fds[one.index].fd) };
         let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;

@@ -38,6 +38,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .alone(&["control-data"]),
     Behaviour::connected("exclusive_and_one_shot", adds_exclusive_and_one_shot, waits),
     Behaviour::connected("no_descriptor", calls_on_none, sends_on_demand),
+    Behaviour::connected("very_many_messages", takes_very_many, sends_very_many).tcp_only(),
     Behaviour::connected("events_reported_nowhere", waits_for_events_nowhere, sends_on_demand),
 ];
 
@@ -423,7 +424,7 @@ fn adds_exclusive_and_one_shot(side: &Side, fd: Fd) {
     side.sync("done");
 }
 
-/// Of a negative number, and of high ones: one that is none, and one of a socket that is no connection.
+/// By a negative number, and by a high one, none of which is open.
 fn calls_on_none(side: &Side, _: Fd) {
     for none in [-1, 5000] {
         assert_eq!(calls::sendmmsg(none, &[b"data"], 0), Err(Errno::EBADF));
@@ -434,6 +435,25 @@ fn calls_on_none(side: &Side, _: Fd) {
         assert_eq!(calls::sendmsg(none, &[b"data"], libc::MSG_ZEROCOPY), Err(Errno::EBADF));
     }
     stop(side);
+}
+
+/// The kernel sends no more than 1,024 messages at once (`UIO_MAXIOV`), but receives any number. A Unix socket would not hold so many.
+const VERY_MANY: usize = 1500;
+
+fn sends_very_many(side: &Side, fd: Fd) {
+    let sent = calls::sendmmsg(fd, &[b"m".as_slice(); VERY_MANY], 0).expect("sendmmsg");
+    assert_eq!(sent, [1; 1024]);
+    assert_eq!(calls::send(fd, &[b'm'; VERY_MANY - 1024], 0), Ok(VERY_MANY - 1024));
+    side.sync("sent");
+    side.sync("done");
+}
+
+fn takes_very_many(side: &Side, fd: Fd) {
+    side.sync("sent");
+    await_unread(fd, VERY_MANY);
+    let taken = calls::recvmmsg(fd, &[1; VERY_MANY], 0).expect("recvmmsg");
+    assert_eq!(taken, vec![b"m"; VERY_MANY]);
+    side.sync("done");
 }
 
 fn waits_for_events_nowhere(side: &Side, fd: Fd) {

@@ -54,9 +54,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("many_at_once", echoes_sixty, asks_on_sixty, Tally::Upgraded(60)),
     Behaviour::whole("nothing_is_hoped_for_any_more", reads_each_byte, writes_much, Tally::Total(1)),
     Behaviour::whole("never_used", accepts_and_waits, connects_and_waits, Tally::Stayed(1)),
-    Behaviour::whole("undone_and_made_again", echoes_two, disconnects, Tally::Upgraded(2))
+    Behaviour::whole("undone_and_made_again", echoes_two, disconnects::<16>, Tally::Upgraded(2))
         .tally(Tally::Upgraded(2), Tally::Total(2)),
-    Behaviour::whole("undone_by_two_bytes", echoes_two, disconnects_by_two_bytes, Tally::Upgraded(2))
+    Behaviour::whole("undone_by_two_bytes", echoes_two, disconnects::<2>, Tally::Upgraded(2))
         .tally(Tally::Upgraded(2), Tally::Total(2)),
     Behaviour::whole("copied_before", echoes_one, copies_first, Tally::Stayed(1))
         .alone(&["shared-before-upgrade"])
@@ -574,27 +574,15 @@ fn connects_and_waits(side: &Side) {
     calls::close(fd).expect("close");
 }
 
-/// A socket that is connected, disconnected by `AF_UNSPEC`, and connected again.
-fn disconnects(side: &Side) {
+/// A socket that is connected, disconnected by so many bytes of `AF_UNSPEC`, of which the kernel reads two, and connected again.
+fn disconnects<const BYTES: usize>(side: &Side) {
     let destination = side.destination();
     let fd = side.connect_to(destination);
     request_echoes(fd, 30, 500);
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
     assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
-    calls::disconnect(fd).expect("connect to AF_UNSPEC");
+    calls::disconnect_by(fd, BYTES).expect("connect to AF_UNSPEC");
     assert!(calls::peer_address(fd).is_err());
-    calls::connect(fd, destination).expect("connect");
-    request_echoes(fd, 30, 500);
-}
-
-/// The family is all that the kernel reads of `AF_UNSPEC`.
-fn disconnects_by_two_bytes(side: &Side) {
-    let destination = side.destination();
-    let fd = side.connect_to(destination);
-    request_echoes(fd, 30, 500);
-    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
-    assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
-    calls::disconnect_by(fd, 2).expect("connect to AF_UNSPEC");
     calls::connect(fd, destination).expect("connect");
     request_echoes(fd, 30, 500);
 }

@@ -16,6 +16,7 @@ mod dying;
 mod ending;
 mod epoll;
 mod epoll_edges;
+mod epoll_numbers;
 mod epoll_sets;
 mod epoll_young;
 mod flags;
@@ -262,6 +263,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("polling", polling::ALL),
     ("epoll", epoll::ALL),
     ("epoll_sets", epoll_sets::ALL),
+    ("epoll_numbers", epoll_numbers::ALL),
     ("epoll_edges", epoll_edges::ALL),
     ("epoll_young", epoll_young::ALL),
     ("short_before", short_before::ALL),

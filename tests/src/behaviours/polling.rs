@@ -12,8 +12,8 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Selected, SignalSet, quietly, signal_thread, thread_id};
 use crate::say;
 use crate::side::{
-    ARRIVAL, Pattern, Side, assert_waited, await_readable, await_unread, pause, receive_exactly,
-    receive_pattern, send_pattern, while_blocked,
+    ARRIVAL, Pattern, Side, assert_waited, await_process_asleep, await_readable, await_unread, pause,
+    receive_exactly, receive_pattern, send_pattern, while_blocked,
 };
 
 pub(super) const ALL: &[Behaviour] = &[
@@ -551,16 +551,16 @@ fn asked_for_more(side: &Side, fd: Fd) {
         unsafe { events.write_volatile(POLLIN | POLLOUT) };
     };
     assert_eq!(while_blocked(polls, asks), (0, 0));
-    assert_eq!(calls::send(fd, b"done", 0), Ok(4));
+    side.tell(u64::from(std::process::id()));
     let mut pattern = Pattern::new(11);
     send_pattern(fd, &mut pattern, LONG, LONG);
     side.sync("read");
 }
 
 fn reads_late(side: &Side, fd: Fd) {
-    assert_eq!(receive_exactly(fd, 4), b"done");
+    let writer = side.told();
     await_unread(fd, 1);
-    std::thread::sleep(Duration::from_millis(300));
+    await_process_asleep(writer as libc::pid_t);
     let mut pattern = Pattern::new(11);
     receive_pattern(fd, &mut pattern, LONG, 1 << 16);
     side.sync("read");

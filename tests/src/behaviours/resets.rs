@@ -5,7 +5,7 @@ use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp};
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Fd, caught, quietly};
 use crate::say;
-use crate::side::{ARRIVAL, Side, await_hangup, await_unread, receive_exactly};
+use crate::side::{ARRIVAL, Side, await_hangup, await_unread, receive_exactly, while_blocked};
 
 pub(super) const ALL: &[Behaviour] = &[
     killed("killed_with_linger_zero", dies_with_linger::<0>, sees_how_it_ended),
@@ -19,6 +19,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("disconnected", disconnects::<false>, sees_how_it_ended).tcp_only(),
     Behaviour::connected("disconnected_after_its_end", disconnects::<true>, sees_how_it_died).tcp_only(),
     Behaviour::connected("disconnected_by_a_copy", disconnects_a_copy, sees_how_it_ended).tcp_only(),
+    Behaviour::connected("disconnected_beside_a_reader", disconnects_beside, sees_how_it_ended).tcp_only(),
     Behaviour::connected("closed_by_the_deaf_when_the_other_was_back", is_deaf_and_closes, goes_back_from_it)
         .alone(&["unsupported-call"])
         .tally(Tally::Unknown, Tally::Returned(1)),
@@ -62,6 +63,15 @@ fn disconnects<const HAS_ENDED: bool>(side: &Side, fd: Fd) {
     side.sync("sent");
     side.sync("arrived");
     assert_eq!(calls::disconnect(fd), Ok(0));
+    tells_of_nothing(fd);
+}
+
+/// What the reader is told depends on the kernel (`EPIPE` since Linux 6.7).
+fn disconnects_beside(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"before", 0), Ok(6));
+    side.sync("sent");
+    side.sync("arrived");
+    let _ = while_blocked(|| calls::recv(fd, 4, 0), || assert_eq!(quietly(|| calls::disconnect(fd)), Ok(0)));
     tells_of_nothing(fd);
 }
 

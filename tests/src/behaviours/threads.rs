@@ -20,29 +20,16 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_writer_while_a_reader_sleeps", writer_and_sleeping_reader, echoes),
     Behaviour::connected("a_poller_and_a_reader", poller_and_reader, sends_on_demand),
     Behaviour::connected("a_poll_is_never_for_nothing", polls_beside_a_reader, sends_one_by_one),
-    Behaviour::connected("a_thread_with_descriptors_of_its_own", |_, fd| parts(fd, parts_and_closes), echoes)
-        .alone(&["own-descriptors"])
-        .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::connected("a_thread_that_closes_what_is_its_own", |_, fd| parts(fd, closes_its_own), echoes)
-        .alone(&["own-descriptors"])
-        .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::connected("a_thread_that_marks_what_is_its_own", |_, fd| parts(fd, marks_its_own), echoes)
-        .alone(&["own-descriptors"])
-        .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::connected(
-        "unshared_beside_a_reader",
-        |side, fd| reads_beside(side, fd, unshares),
-        sends_on_demand,
-    )
-    .alone(&["own-descriptors"])
-    .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::connected(
+    retired("a_thread_with_descriptors_of_its_own", |_, fd| parts(fd, parts_and_closes), echoes, OWN),
+    retired("a_thread_that_closes_what_is_its_own", |_, fd| parts(fd, closes_its_own), echoes, OWN),
+    retired("a_thread_that_marks_what_is_its_own", |_, fd| parts(fd, marks_its_own), echoes, OWN),
+    retired("unshared_beside_a_reader", |side, fd| reads_beside(side, fd, unshares), sends_on_demand, OWN),
+    retired(
         "given_to_stdio_beside_a_reader",
         |side, fd| reads_beside(side, fd, opens),
         sends_on_demand,
-    )
-    .alone(&["stdio"])
-    .tally(Tally::Unknown, Tally::Returned(1)),
+        &["stdio"],
+    ),
     Behaviour::connected("two_blocked_readers", two_blocked_readers, sends_on_demand),
     Behaviour::connected("shutdown_ends_two_blocked_readers", shutdown_ends_both, ends_too),
     Behaviour::whole(
@@ -85,6 +72,18 @@ pub(super) const ALL: &[Behaviour] = &[
         Tally::Total(2),
     ),
 ];
+
+const OWN: &[&str] = &["own-descriptors"];
+
+/// The left side takes the connection out of the library's hands.
+const fn retired(
+    name: &'static str,
+    left: fn(&Side, Fd),
+    right: fn(&Side, Fd),
+    reasons: &'static [&'static str],
+) -> Behaviour {
+    Behaviour::connected(name, left, right).alone(reasons).tally(Tally::Unknown, Tally::Returned(1))
+}
 
 const LENGTH: usize = 6 << 20;
 

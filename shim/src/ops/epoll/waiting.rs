@@ -127,6 +127,7 @@ impl Set {
             let have = if asked { self.glance(epfd, events, round)?.0 } else { 0 };
             let ready = have + self.collect(&mut events[have..], round, false);
             if ready > have {
+                // Where the kernel's own fill all places, it would else be their turn again and again.
                 self.note_answer();
             }
             if ready > 0 {
@@ -144,11 +145,8 @@ impl Set {
             }
             // Not before it is needed: most waits of a busy loop end above.
             let deadline = *begun.get_or_insert_with(|| deadline_of(timeout));
-            let (spin, count, by_kernel) = self.spin(epfd, events, round, remaining(deadline))?;
+            let (spin, count) = self.spin(epfd, events, round, remaining(deadline))?;
             if count > 0 {
-                if !by_kernel {
-                    self.note_answer();
-                }
                 return Ok(count);
             }
             self.answers.store(0, Ordering::Relaxed);
@@ -322,10 +320,10 @@ impl Set {
         events: &mut [epoll_event],
         round: u32,
         limit: Option<Duration>,
-    ) -> Result<(Spin, usize, bool), Errno> {
+    ) -> Result<(Spin, usize), Errno> {
         let budget = self.patience.allowance_ns();
         if budget == 0 || self.lock().is_none_or(|members| members.hot.is_empty()) {
-            return Ok((no_spin(), 0, false));
+            return Ok((no_spin(), 0));
         }
         let (mut found, mut glances) = (Ok(0), Glances::default());
         let spin = spin_for(budget, limit, |others_ran| {
@@ -339,15 +337,17 @@ impl Set {
             false
         });
         let mut count = found?;
-        let by_kernel = count > 0;
         if spin == Spin::Done {
             self.patience.ended(count > 0);
         }
         if spin == Spin::Done && count == 0 {
             self.patience.restore();
             count = self.collect(events, self.rounds.fetch_add(1, Ordering::Relaxed), true);
+            if count > 0 {
+                self.note_answer();
+            }
         }
-        Ok((spin, count, by_kernel))
+        Ok((spin, count))
     }
 
     fn sleep(
