@@ -55,6 +55,9 @@ const FEW: usize = 4;
 /// One connection among the polled descriptors.
 struct Polled {
     index: usize,
+    /// The descriptor, and the events that the program asks for. They are read once, as by the kernel: others may write there meanwhile.
+    fd: i32,
+    asked: u32,
     call: Call,
     /// For this sleep, and how it is woken.
     armed: Option<Wakes>,
@@ -72,22 +75,8 @@ fn is_telling(asked: &pollfd, has_carried: impl Fn() -> bool) -> bool {
     asked.events & (libc::POLLIN | libc::POLLRDNORM) != 0 || has_carried()
 }
 
-/// Waits as ppoll(2) does. As by the kernel, the program's array is read once: others may write there meanwhile.
+/// Waits as ppoll(2) does.
 pub(crate) fn wait(
-    fds: &mut [pollfd],
-    timeout: Option<Duration>,
-    mask: *const sigset_t,
-) -> Result<i32, Errno> {
-    let mut own = SmallVec::<[pollfd; FEW]>::from_slice(fds);
-    let ready = wait_for(&mut own, timeout, mask);
-    for (fd, own) in fds.iter_mut().zip(&own) {
-        fd.revents = own.revents;
-    }
-    ready
-}
-
-/// The same of an array that is nobody else's.
-pub(crate) fn wait_for(
     fds: &mut [pollfd],
     timeout: Option<Duration>,
     mask: *const sigset_t,
@@ -99,20 +88,21 @@ pub(crate) fn wait_for(
     }
     // While we sleep no thread beside us takes one of the others out of TCP: it sees that our call is inside.
     let (mut polled, mut plain) = (SmallVec::<[Polled; FEW]>::new(), SmallVec::<[Guest; FEW]>::new());
-    for (index, fd) in fds.iter().enumerate() {
+    for (index, &fd) in fds.iter().enumerate() {
         match table::enter_for_io(fd.fd) {
             Some(Guest::Call(call)) => {
-                if is_telling(fd, || call.connection().has_carried()) {
+                if is_telling(&fd, || call.connection().has_carried()) {
                     call.slot.note_wait(call.connection());
                 }
                 if call.is_active(fd.fd) {
-                    polled.push(Polled { index, call, armed: None, clear: true });
+                    let asked = u32::from(fd.events.cast_unsigned());
+                    polled.push(Polled { index, fd: fd.fd, asked, call, armed: None, clear: true });
                 } else {
                     plain.push(Guest::Call(call));
                 }
             }
             Some(Guest::Visit(visit)) => {
-                if is_telling(fd, || visit.has_carried()) {
+                if is_telling(&fd, || visit.has_carried()) {
                     visit.note_wait();
                 }
                 plain.push(Guest::Visit(visit));
@@ -134,9 +124,9 @@ fn wait_mixed(
 ) -> Result<i32, Errno> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let only_ours = polled.len() == fds.len();
-    for one in polled.iter().filter(|one| asked(fds, one) & bit::WRITE != 0) {
+    for one in polled.iter().filter(|one| one.asked & bit::WRITE != 0) {
         let waits = timeout != Some(Duration::ZERO);
-        one.call.connection().grow_for_asker(fds[one.index].fd, waits);
+        one.call.connection().grow_for_asker(one.fd, waits);
     }
     loop {
         let ready = take_stock(fds, polled);
@@ -158,7 +148,7 @@ fn wait_mixed(
         let budget = polled.iter().map(patience).max().unwrap_or(0);
         let (mut found, mut glances) = (None, Glances::default());
         let look = |others_ran: bool| {
-            if polled.iter().any(|one| wanted(fds, one) != 0) {
+            if polled.iter().any(|one| wanted(one) != 0) {
                 return true;
             }
             if !only_ours && glances.are_due(others_ran) {
@@ -205,7 +195,7 @@ fn wait_mixed(
 /// then.
 fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
     polled.iter().any(|one| {
-        let (connection, asked) = (one.call.connection(), asked(fds, one));
+        let (connection, asked) = (one.call.connection(), one.asked);
         let shown = u32::from(fds[one.index].revents.cast_unsigned());
         let sends_by_tcp = connection.kernel_interest(bit::WRITE) & bit::WRITE != 0;
         let may_be_reset = || sends_by_tcp && !connection.block.has(flag::RESET);
@@ -217,13 +207,9 @@ fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
     })
 }
 
-fn asked(fds: &[pollfd], one: &Polled) -> u32 {
-    u32::from(fds[one.index].events.cast_unsigned())
-}
-
 /// The bits of one connection that the program asked for and that hold, as far as memory shows: or it has to be mended first.
-fn wanted(fds: &[pollfd], one: &Polled) -> u32 {
-    let asked = asked(fds, one);
+fn wanted(one: &Polled) -> u32 {
+    let asked = one.asked;
     one.call.connection().readiness(asked) & (asked | bit::ALWAYS)
 }
 
@@ -234,9 +220,8 @@ fn take_stock(fds: &mut [pollfd], polled: &[Polled]) -> i32 {
     }
     let mut ready = 0;
     for one in polled {
-        let asked = asked(fds, one);
-        let bits =
-            one.call.connection().readiness_when_mended(fds[one.index].fd, asked) & (asked | bit::ALWAYS);
+        let asked = one.asked;
+        let bits = one.call.connection().readiness_when_mended(one.fd, asked) & (asked | bit::ALWAYS);
         fds[one.index].revents = (bits as u16).cast_signed();
         ready += i32::from(bits != 0);
     }
@@ -263,20 +248,21 @@ fn kernel_view(fds: &[pollfd], polled: &[Polled], news: Option<i32>) -> Vec<poll
     let mut copy: Vec<pollfd> = fds.iter().map(|fd| pollfd { revents: 0, ..*fd }).collect();
     for one in polled {
         let connection = one.call.connection();
-        let mut interest = connection.kernel_interest(asked(fds, one));
+        let mut interest = connection.kernel_interest(one.asked);
         let entry = &mut copy[one.index];
+        entry.fd = one.fd;
         if connection.is_gone() {
             // No more bells, and what the kernel would say for ever is known, unless the program waits for it. A reset it
             // tells unasked, also to who asks for nothing: it may mean nothing as long as there is something to read.
-            interest &= asked(fds, one) | !(bit::IN | bit::RDHUP);
-            if is_behind_bytes(fds, one) {
+            interest &= one.asked | !(bit::IN | bit::RDHUP);
+            if is_behind_bytes(one) {
                 entry.fd = -1;
             }
         }
         entry.events = (interest as u16).cast_signed();
-        if news.is_some() && is_stuck(fds, one) {
+        if news.is_some() && is_stuck(one) {
             // The end can be told of before the bytes are taken.
-            entry.events = (interest & !(bit::IN | bit::RDHUP) | asked(fds, one) & bit::RDHUP) as i16;
+            entry.events = (interest & !(bit::IN | bit::RDHUP) | one.asked & bit::RDHUP) as i16;
         }
     }
     let live = polled.iter().filter(|one| !one.call.connection().has_returned());
@@ -296,16 +282,16 @@ fn merge(fds: &mut [pollfd], polled: &[Polled], kernel: &[pollfd]) -> i32 {
     }
     for one in polled {
         let events = u32::from(kernel[one.index].revents.cast_unsigned());
-        let asked = asked(fds, one);
+        let asked = one.asked;
         let connection = one.call.connection();
         let invalid = u32::from(libc::POLLNVAL.cast_unsigned());
         let bits = if events & invalid != 0 {
             // Closed meanwhile by another thread: it is all that the kernel says.
             invalid
         } else if events == 0 {
-            connection.readiness_when_mended(fds[one.index].fd, asked)
+            connection.readiness_when_mended(one.fd, asked)
         } else {
-            connection.interpret(fds[one.index].fd, events) | connection.hangup(events, asked)
+            connection.interpret(one.fd, events) | connection.hangup(events, asked)
         };
         fds[one.index].revents = ((bits & (asked | bit::ALWAYS | invalid)) as u16).cast_signed();
     }
@@ -335,9 +321,9 @@ fn sleep_with(
     watches_news: bool,
 ) -> Result<i32, Errno> {
     let home = process::id();
-    arm(fds, polled, claim.is_some());
+    arm(polled, claim.is_some());
     let news = match take_stock(fds, polled) {
-        0 if watches_news => News::of(fds, polled),
+        0 if watches_news => News::of(polled),
         0 => News::Plain,
         _ => News::Here,
     };
@@ -361,7 +347,7 @@ fn sleep_with(
         if let Some(wakes) = one.armed.take()
             && process::id() == home
         {
-            one.call.connection().disarm(asked(fds, one), wakes);
+            one.call.connection().disarm(one.asked, wakes);
         }
         one.clear = true;
     }
@@ -369,11 +355,11 @@ fn sleep_with(
 }
 
 /// Announces this sleeper, who `listens` for chimes, on each connection.
-fn arm(fds: &[pollfd], polled: &mut [Polled], listens: bool) {
+fn arm(polled: &mut [Polled], listens: bool) {
     let ask = polled.iter().filter(|one| one.call.connection().arms_by_asking()).count() > 1;
     let armings = polled.iter().map(|one| {
         let connection = one.call.connection();
-        Arming { connection, fd: fds[one.index].fd, asked: asked(fds, one), wakes: connection.wakes(listens) }
+        Arming { connection, fd: one.fd, asked: one.asked, wakes: connection.wakes(listens) }
     });
     let armed: SmallVec<[(Wakes, bool); FEW]> = if ask {
         let armings: Vec<_> = armings.collect();
@@ -391,19 +377,19 @@ fn arm(fds: &[pollfd], polled: &mut [Polled], listens: bool) {
 
 /// Whether the kernel has more to say of a connection than the program is to know: bytes or an end that it did not ask for, a
 /// reset that may mean nothing, or a bell that somebody else needs. Only further arrivals may wake.
-fn is_stuck(fds: &[pollfd], one: &Polled) -> bool {
+fn is_stuck(one: &Polled) -> bool {
     let connection = one.call.connection();
-    let is_unasked = asked(fds, one) & bit::READ == 0;
+    let is_unasked = one.asked & bit::READ == 0;
     !one.clear && (is_unasked || connection.recv_settled())
         || is_unasked && connection.block.has(flag::SHUT_RD)
-        || is_behind_bytes(fds, one)
+        || is_behind_bytes(one)
 }
 
 /// Whether the program asks for nothing of a connection whose peer is gone and whose bytes are unread. It may be told of a reset
 /// that answers a write, but of none before.
-fn is_behind_bytes(fds: &[pollfd], one: &Polled) -> bool {
+fn is_behind_bytes(one: &Polled) -> bool {
     let connection = one.call.connection();
-    connection.is_gone() && connection.has_unread() && !bit::is_specific(asked(fds, one))
+    connection.is_gone() && connection.has_unread() && !bit::is_specific(one.asked)
 }
 
 /// What watches the sockets that are stuck with unread bytes.
@@ -418,17 +404,17 @@ enum News {
 }
 
 impl News {
-    fn of(fds: &[pollfd], polled: &[Polled]) -> Self {
-        if !polled.iter().any(|one| is_stuck(fds, one)) {
+    fn of(polled: &[Polled]) -> Self {
+        if !polled.iter().any(is_stuck) {
             return Self::Plain;
         }
-        let Ok(set) = watch(fds, polled) else { return Self::Plain };
+        let Ok(set) = watch(polled) else { return Self::Plain };
         // What came before the set's first report and after the last look is seen by looking once more. The bell that was
         // rung for it says nothing of what comes after it.
-        for one in polled.iter().filter(|one| is_stuck(fds, one)) {
-            one.call.connection().renew(fds[one.index].fd, asked(fds, one));
+        for one in polled.iter().filter(|one| is_stuck(one)) {
+            one.call.connection().renew(one.fd, one.asked);
         }
-        if polled.iter().any(|one| wanted(fds, one) != 0) { Self::Here } else { Self::Set(set) }
+        if polled.iter().any(|one| wanted(one) != 0) { Self::Here } else { Self::Set(set) }
     }
 
     fn fd(&self) -> Option<i32> {
@@ -440,12 +426,12 @@ impl News {
     }
 }
 
-fn watch(fds: &[pollfd], polled: &[Polled]) -> Result<Descriptor, Errno> {
+fn watch(polled: &[Polled]) -> Result<Descriptor, Errno> {
     use rustix::event::epoll;
     let set = Descriptor::from(table::place(epoll::create(epoll::CreateFlags::CLOEXEC)?)?);
-    for one in polled.iter().filter(|one| is_stuck(fds, one)) {
+    for one in polled.iter().filter(|one| is_stuck(one)) {
         // SAFETY: the program polls this descriptor now.
-        let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(fds[one.index].fd) };
+        let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(one.fd) };
         let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         match epoll::add(&set, fd, epoll::EventData::new_u64(0), edges) {
             // The same connection stands in the list twice.

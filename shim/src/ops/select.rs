@@ -114,7 +114,7 @@ pub(crate) fn within(count: i32) -> i32 {
 /// Waits as pselect(2) does.
 pub(crate) fn wait(sets: Sets, timeout: Option<Duration>, mask: *const sigset_t) -> Result<i32, Errno> {
     let mut list = sets.to_list();
-    poll::wait_for(&mut list, timeout, mask)?;
+    poll::wait(&mut list, timeout, mask)?;
     if list.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
         return Err(Errno::BADF);
     }

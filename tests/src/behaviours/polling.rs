@@ -549,6 +549,10 @@ fn asked_for_more(side: &Side, fd: Fd) {
         let events = unsafe { &raw mut (*place()).events };
         // SAFETY: as above.
         unsafe { events.write_volatile(POLLIN | POLLOUT) };
+        // SAFETY: as above.
+        let number = unsafe { &raw mut (*place()).fd };
+        // SAFETY: as above.
+        unsafe { number.write_volatile(-1) };
     };
     assert_eq!(while_blocked(polls, asks), (0, 0));
     side.tell(u64::from(std::process::id()));
