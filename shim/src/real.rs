@@ -161,6 +161,7 @@ originals! {
     epoll_pwait2(set: c_int, events: *mut epoll_event, most: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int, else -1;
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int, else -1;
     fork() -> pid_t, else -1;
+    __register_atfork(prepare: Option<extern "C" fn()>, parent: Option<extern "C" fn()>, child: Option<extern "C" fn()>, module: *mut c_void) -> c_int, else libc::ENOMEM;
     _Fork() -> pid_t, else -1;
     clone(start: Start, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: usize, tls: usize, child: usize) -> c_int, else -1;
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE, else std::ptr::null_mut();

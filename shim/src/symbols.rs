@@ -55,9 +55,9 @@ pub(crate) fn lead_to_hooks() -> bool {
     all
 }
 
-/// Whether this function is libc's own: a program, or another library, may have one of that name.
-pub(crate) fn is_libcs(function: *const ()) -> bool {
-    let inside = [function, libc::gnu_get_libc_version as *const ()].map(|function| function.addr() as u64);
+/// Whether both functions are of one object: a library, or the program itself.
+pub(crate) fn share_an_object(one: *const (), other: *const ()) -> bool {
+    let inside = [one, other].map(|function| function.addr() as u64);
     let mut found = false;
     for_each_object(&mut |object| {
         found |= inside.into_iter().all(|address| holds(object, address));

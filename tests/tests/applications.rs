@@ -8,6 +8,7 @@ mod applications {
     mod deepbind;
     mod exchange;
     mod handed_on;
+    mod handlers;
     mod lending;
     mod locking;
     mod nginx;

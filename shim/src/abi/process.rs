@@ -20,6 +20,27 @@ pub unsafe extern "C" fn fork() -> pid_t {
     result
 }
 
+/// What pthread_atfork(3) calls, which each module has its own of (LSB, `__register_atfork`).
+///
+/// # Safety
+/// As for pthread_atfork(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __register_atfork(
+    prepare: Handler,
+    parent: Handler,
+    child: Handler,
+    module: *mut c_void,
+) -> c_int {
+    let handler = prepare.or(parent).or(child).map_or(std::ptr::null(), |handler| handler as *const ());
+    process::registers_fork_handlers(handler, || {
+        // SAFETY: the program's own arguments.
+        unsafe { real::__register_atfork(prepare, parent, child, module) }
+    })
+}
+
+/// A fork handler, or none.
+type Handler = Option<extern "C" fn()>;
+
 /// `_Fork(3)`: fork(2) without its handlers.
 ///
 /// # Safety

@@ -57,21 +57,44 @@ pub(crate) fn before_unseen_child() {
     }
 }
 
-/// To be called when this library is loaded: fork handlers that are registered later run before ours when the program forks, and after ours
-/// in the parent and the child, and so never while ours hold the locks. Libc's malloc is locked when all have run. Another one may be by a
-/// handler, and ours allocate: for the sake of that they are registered with the first connection.
+/// To be called when this library is loaded.
 pub(crate) fn loaded() {
-    if symbols::is_libcs(libc::malloc as *const ()) {
+    register_fork_handlers();
+}
+
+/// Somebody registers fork handlers by `register`, `handler` among them. Ours are registered first: then others run before ours when
+/// the program forks, and after ours in the parent and the child, and so never wait for a lock while ours hold the table's. Libc's
+/// malloc is locked when all have run. Another one locks itself by a handler, which has to run after ours, for ours allocate: they are
+/// registered behind it, once more if need be.
+pub(crate) fn registers_fork_handlers(handler: *const (), register: impl FnOnce() -> i32) -> i32 {
+    let is_mallocs = symbols::share_an_object(handler, libc::malloc as *const ());
+    if !is_mallocs {
         register_fork_handlers();
     }
+    let result = register();
+    if is_mallocs {
+        register_once_more();
+    }
+    result
 }
 
 fn register_fork_handlers() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::SeqCst) {
-        // SAFETY: the handlers live as long as this library, which is never unloaded.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+        // A malloc that is not libc's may register its handlers by the time that it is used first.
+        drop(std::hint::black_box(Box::new(0_u8)));
+        register_once_more();
     }
+}
+
+fn register_once_more() {
+    // SAFETY: the handlers live as long as this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+}
+
+thread_local! {
+    /// How many of the fork handlers' registrations this thread's fork has come by.
+    static PREPARED: Cell<u32> = const { Cell::new(0) };
 }
 
 /// From the first connection on forks have to be known.
@@ -99,16 +122,32 @@ fn begin_to_watch() {
     // Known since before some fork, perhaps.
     process::forked();
     HOME.store(home, Ordering::SeqCst);
-    register_fork_handlers();
     WATCHING.store(true, Ordering::Release);
     table::prepare();
 }
 
 extern "C" fn before_fork() {
-    table::share_unconnected();
-    if !WATCHING.load(Ordering::Acquire) {
+    // The first of them acts, and the last after the fork.
+    if PREPARED.replace(PREPARED.get() + 1) != 0 {
         return;
     }
+    table::share_unconnected();
+    if WATCHING.load(Ordering::Acquire) {
+        before_shared();
+    }
+    // Also before the first connection: epoll sets and listeners have locks.
+    let mut quiet = table::quiesce();
+    if let Some(quiet) = &mut quiet {
+        quiet.for_each(|_, connection| {
+            connection.block.hold_for_unborn();
+        });
+    }
+    // SAFETY: `quiet` holds the locks that exclude other forking threads.
+    unsafe { *HELD.0.get() = quiet };
+}
+
+/// There are connections that a child will have, too.
+fn before_shared() {
     // Else each child looks for what it calls itself, by many page faults, and its siblings as well.
     #[cfg(target_arch = "x86_64")]
     real::resolve_all();
@@ -125,31 +164,33 @@ extern "C" fn before_fork() {
             verbs::discard_idle();
         });
     }
-    let mut quiet = table::quiesce();
-    if let Some(quiet) = &mut quiet {
-        quiet.for_each(|_, connection| {
-            connection.block.hold_for_unborn();
-        });
-    }
-    // SAFETY: `quiet` holds the locks that exclude other forking threads.
-    unsafe { *HELD.0.get() = quiet };
+}
+
+/// Whether more of the registrations follow, after a fork.
+fn is_followed() -> bool {
+    PREPARED.set(PREPARED.get().saturating_sub(1));
+    PREPARED.get() != 0
 }
 
 extern "C" fn in_parent() {
-    if !WATCHING.load(Ordering::Acquire) {
+    if is_followed() {
         return;
     }
-    process::forking();
+    if WATCHING.load(Ordering::Acquire) {
+        process::forking();
+    }
     // SAFETY: this thread put it there.
     drop(unsafe { (*HELD.0.get()).take() });
 }
 
 extern "C" fn in_child() {
-    process::forked();
-    if !WATCHING.load(Ordering::Acquire) {
+    if is_followed() {
         return;
     }
-    HOME.store(process::id(), Ordering::SeqCst);
+    process::forked();
+    if WATCHING.load(Ordering::Acquire) {
+        HOME.store(process::id(), Ordering::SeqCst);
+    }
     // SAFETY: this thread put it there, in the parent.
     let quiet = unsafe { (*HELD.0.get()).take() };
     if let Some(mut quiet) = quiet {

@@ -1,6 +1,6 @@
 //! Processes that share a connection, inherit it, or hand it on.
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use thallus_transport::arena::{State, View};
@@ -25,6 +25,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("child_serves", child_serves, asks, Tally::Upgraded(1)),
     Behaviour::whole("child_serves_and_leaves_at_once", child_serves_and_leaves, asks, Tally::Upgraded(1))
         .tally(Tally::Unknown, Tally::Upgraded(1)),
+    Behaviour::whole("children_before_any_connection", children_before_connections, asks, Tally::Upgraded(1)),
     Behaviour::whole("a_child_for_each_connection", child_for_each, asks_on_five, Tally::Upgraded(5)),
     Behaviour::whole("children_accept", children_accept, asks_on_six, Tally::Upgraded(6)),
     Behaviour::whole("child_closes_in_a_fork_handler", child_closes_in_handler, asks, Tally::Upgraded(1)),
@@ -102,6 +103,35 @@ fn serve_in_child(side: &Side, leave: Leave) {
     });
     child.wait_for_success();
     side.sync("done");
+}
+
+/// Of a program that has not connected yet: they close the epoll set that another thread is changing.
+fn children_before_connections(side: &Side) {
+    let ended = AtomicBool::new(false);
+    quietly(|| {
+        let epfd = calls::epoll_create().expect("epoll_create1");
+        std::thread::scope(|scope| {
+            scope.spawn(|| quietly(|| change_set(epfd, &ended)));
+            for _ in 0..100 {
+                let close = || {
+                    calls::close(epfd).expect("close");
+                };
+                fork(Leave::AtOnce, close).wait_for_success();
+            }
+            ended.store(true, Ordering::SeqCst);
+        });
+    });
+    child_serves(side);
+}
+
+fn change_set(epfd: Fd, ended: &AtomicBool) {
+    let (reading, _writing) = calls::pipe().expect("pipe");
+    calls::epoll_add(epfd, reading, 0, 1).expect("EPOLL_CTL_ADD");
+    while !ended.load(Ordering::SeqCst) {
+        for events in [libc::EPOLLIN, 0] {
+            calls::epoll_modify(epfd, reading, events, 1).expect("EPOLL_CTL_MOD");
+        }
+    }
 }
 
 /// As a server that has made its connections close-on-exec, and starts programs that live as long as they do.
