@@ -116,6 +116,10 @@ class Library:
 
     def __init__(self, path, folder):
         self.path = Path(folder) / Path(path).name
+        # The loader would go on without it, and what is measured would be a program without the library.
+        if any(character in str(self.path) for character in " :$"):
+            wrong = "LD_PRELOAD can't express a space, a colon or a dollar sign"
+            raise Failed(f"{wrong}: set TMPDIR to another folder than {tempfile.gettempdir()}")
         self.path.write_bytes(Path(path).read_bytes())
         self.path.chmod(0o755)
 
