@@ -29,6 +29,7 @@ use state::State;
 /// asks and waits for the answer, a round trip with all that both sides do. Rates are means of an interval.
 ///
 /// Keys: q ends, < and > (or the arrows) choose the column to sort by, r turns the order, / filters, p pauses, up and down scroll.
+/// A terminal that is too narrow for all columns shows fewer.
 ///
 /// Exit status: 0; 1 if /proc can't be read or there is no terminal; 2 for wrong arguments.
 ///

@@ -230,7 +230,7 @@ fn duration(seconds: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     use crate::status::Connection;
@@ -263,7 +263,7 @@ mod tests {
         Row { connection, rates: Rates { sent, received: 1024.0, ..waits } }
     }
 
-    fn state() -> State {
+    pub(in crate::top) fn state() -> State {
         let rows = vec![
             row(7, "redis-server", None, 10.0),
             row(9, "psql", Some("short"), 2048.0),
