@@ -280,7 +280,7 @@ impl Pair {
             }
         };
         let (better, worse) = apart(&self.own);
-        if matches!(transport, "tcp" | "unix") {
+        if matches!(transport, "tcp" | "unix" | "bare") {
             return if better || worse { Verdict::Baseline } else { Verdict::Same };
         }
         let beside_tcp = || {
@@ -367,6 +367,21 @@ mod tests {
         let alone = report(RATE, &[("thallus", [50.0, 55.0, 60.0])]);
         let without_tcp = report(RATE, &[("thallus", [100.0, 110.0, 120.0])]);
         assert!(compared(&without_tcp, &alone).is_worse);
+    }
+
+    #[test]
+    fn what_has_nothing_of_the_library_is_not_judged() {
+        let with = |value: f64| {
+            let others = ["unix", "bare"].map(|name| (name, [value; 3]));
+            report(RATE, &[&others[..], &[("tcp", [10.0; 3])]].concat())
+        };
+        let result = compared(&with(100.0), &with(50.0));
+        assert_eq!(
+            (result.text.matches("| not judged |").count(), result.is_worse),
+            (2, false),
+            "{}",
+            result.text
+        );
     }
 
     #[test]
