@@ -227,6 +227,8 @@ fn wrong_options_are_refused() {
         &["--fabric", "carrier-pigeon"],
         &["--log", "loud"],
         &["--spin-us", "-1"],
+        &["--fabrc", "shm"],
+        &["-x"],
     ] {
         let outcome = shell(&installation, options, "echo ran");
         assert_eq!((outcome.status, outcome.output.as_str()), (Some(2), ""), "{outcome:?}");
