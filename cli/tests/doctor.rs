@@ -223,6 +223,17 @@ fn settings_without_effect_are_told_from_those_in_force() {
 }
 
 #[test]
+fn without_proc_nobody_is_told_to_install_the_library() {
+    let installation = installation();
+    let own_mounts = if rustix::process::geteuid().is_root() { "-m" } else { "-rm" };
+    let script = "mount -t tmpfs none /proc && exec \"$0\" \"$@\"";
+    let (status, report) = report(&mut through(&installation, &["unshare", own_mounts, "sh", "-c", script]));
+    assert_eq!(status, 1);
+    let said = problems(&report, "library");
+    assert!(said.len() == 1 && said[0].starts_with("can't tell where this executable is"), "{said:?}");
+}
+
+#[test]
 fn a_configuration_is_checked_line_by_line_and_applied_as_to_a_program() {
     let installation = installation();
     let path = installation.path("thallus.conf");

@@ -28,12 +28,18 @@ pub(super) struct Library {
 pub(super) fn library(problems: &mut Vec<Problem>) -> Library {
     let mut complain = |text: String, remedy: &str| problems.push(Problem::new("library", text, remedy));
     let command_version = env!("CARGO_PKG_VERSION");
-    let executable = env::current_exe().unwrap_or_default();
-    let Some(path) = library::beside(&executable) else {
-        complain(
-            format!("{} is missing: looked in {}", library::NAME, library::places(&executable)),
-            "install it into one of these folders",
-        );
+    let executable = env::current_exe();
+    let Some(path) = executable.as_ref().ok().and_then(|executable| library::beside(executable)) else {
+        match executable {
+            Ok(executable) => complain(
+                format!("{} is missing: looked in {}", library::NAME, library::places(&executable)),
+                "install it into one of these folders",
+            ),
+            Err(error) => complain(
+                format!("can't tell where this executable is, and so where {} is: {error}", library::NAME),
+                "mount -t proc proc /proc",
+            ),
+        }
         return Library { path: None, version: None, command_version, usable: false };
     };
     let version = fs::read(&path).ok().and_then(|bytes| elf::version(&bytes));
