@@ -223,6 +223,15 @@ fn settings_without_effect_are_told_from_those_in_force() {
 }
 
 #[test]
+fn what_is_beyond_the_most_that_counts_is_shown_as_that() {
+    let installation = installation();
+    let given = [("THALLUS_SPIN_US", "5001"), ("THALLUS_LEND", "2G"), ("THALLUS_RING", "1G")];
+    let (_, report) = report(doctor(&installation).envs(given));
+    let used = given.map(|(name, _)| setting(&report, name)["used"].as_str().unwrap());
+    assert_eq!(used, ["5000", "1 GiB", "8 MiB; over RDMA 8 MiB"]);
+}
+
+#[test]
 fn without_proc_nobody_is_told_to_install_the_library() {
     let installation = installation();
     let own_mounts = if rustix::process::geteuid().is_root() { "-m" } else { "-rm" };

@@ -10,8 +10,10 @@ use rustix::fs::Access;
 use serde::Serialize;
 use thallus_transport::configuration::Configuration;
 use thallus_transport::environment::{self, CONFIG, Complaints, Given, Log};
+use thallus_transport::lending::AREA_BYTES;
 use thallus_transport::ring::class_size;
 use thallus_transport::settings::{IoUring, Order, Settings};
+use thallus_transport::spin::LONGEST;
 
 use super::sheet::Sheet;
 use super::{Problem, bytes};
@@ -257,7 +259,7 @@ impl Wanted<'_> {
             }
             "THALLUS_UNIX" if chosen.unix.is_empty() => "off".into(),
             "THALLUS_UNIX" => chosen.unix.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
-            "THALLUS_LEND" => bytes(chosen.lend_bytes),
+            "THALLUS_LEND" => bytes(chosen.lend_bytes.min(AREA_BYTES as u64)),
             "THALLUS_IO_URING" => match chosen.io_uring {
                 IoUring::Auto => "auto",
                 IoUring::Allow => "allow",
@@ -265,7 +267,7 @@ impl Wanted<'_> {
             }
             .into(),
             "THALLUS_UPGRADE_AFTER" => chosen.upgrade_after.to_string(),
-            "THALLUS_SPIN_US" => (chosen.spin_ns / 1000).to_string(),
+            "THALLUS_SPIN_US" => u128::from(chosen.spin_ns / 1000).min(LONGEST.as_micros()).to_string(),
             "THALLUS_RING" => {
                 let window = class_size(chosen.largest_class);
                 let ring = verbs.rings().next().unwrap_or(0);

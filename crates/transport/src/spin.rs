@@ -149,7 +149,7 @@ const LONG_YIELD: Duration = Duration::from_nanos(1500);
 const VAIN_YIELDS: u32 = 16;
 
 /// Longest spin of all, others' time included: a signal that arrives meanwhile ends no call.
-const LONGEST: Duration = Duration::from_millis(5);
+pub const LONGEST: Duration = Duration::from_millis(5);
 
 /// How [`spin_for`] ended; if what was waited for has not come, with the time since when it is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
