@@ -161,13 +161,8 @@ fn prepare(args: &Args) -> Result<Prepared, Failure> {
         // The program and its children may change their current folder.
         set("THALLUS_STATS", folder.canonicalize().map_err(failed)?.into());
     }
-    if let Some(file) = args.log.as_ref().and_then(|log| log.to_str()?.split_once(':')).map(|(_, path)| path)
-    {
-        let file = Path::new(file);
-        if file.is_dir() {
-            return Err(Failure::Output { path: file.to_owned(), source: Errno::ISDIR.into() });
-        }
-        writable(if file.exists() { file } else { file.parent().unwrap_or(file) })?;
+    if let Some((_, file)) = args.log.as_ref().and_then(|log| log.to_str()?.split_once(':')) {
+        check_log(Path::new(file))?;
     }
     if let Some(file) = &args.config {
         // As for the folder above.
@@ -188,6 +183,14 @@ fn checked(file: &Path) -> Result<String, Failure> {
     let read = environment::read_configuration(&path).map_err(unreadable)?;
     let complaints = environment::check(&path, &read).0;
     if complaints.is_empty() { Ok(path) } else { Err(Failure::Configuration(complaints)) }
+}
+
+/// Whether there can be a log at this absolute path.
+pub(crate) fn check_log(file: &Path) -> Result<(), Failure> {
+    if file.is_dir() {
+        return Err(Failure::Output { path: file.to_owned(), source: Errno::ISDIR.into() });
+    }
+    writable(if file.exists() { file } else { file.parent().unwrap_or(file) })
 }
 
 /// The library says nothing where it can't write, so that the program's output stays its own.

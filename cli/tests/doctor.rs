@@ -232,6 +232,30 @@ fn what_is_beyond_the_most_that_counts_is_shown_as_that() {
 }
 
 #[test]
+fn a_log_that_cannot_be_written_is_a_problem() {
+    let installation = installation();
+    let folder = installation.path("");
+    let look = |log: &str| {
+        let (_, report) = report(doctor(&installation).current_dir(&folder).env("THALLUS_LOG", log));
+        let source = setting(&report, "THALLUS_LOG")["source"].as_str().unwrap().to_owned();
+        (source, problems(&report, "settings"))
+    };
+    for good in ["info", "info:new", "off:/nowhere/log"] {
+        assert_eq!(look(good), ("given".to_owned(), vec![]), "{good}");
+    }
+    for (bad, error) in [
+        ("info:/nowhere/log", "can't write to /nowhere: No such file or directory (os error 2)"),
+        ("info:bin", "Is a directory (os error 21)"),
+        ("info:", "cannot make an empty path absolute"),
+    ] {
+        let (source, said) = look(bad);
+        assert_eq!((source.as_str(), said.len()), ("wrong", 1), "{bad}: {said:?}");
+        let [begin, end] = [format!("THALLUS_LOG={bad}: "), format!("{error}; nothing is logged")];
+        assert!(said[0].starts_with(&begin) && said[0].ends_with(&end), "{said:?}");
+    }
+}
+
+#[test]
 fn without_proc_nobody_is_told_to_install_the_library() {
     let installation = installation();
     let own_mounts = if rustix::process::geteuid().is_root() { "-m" } else { "-rm" };

@@ -4,12 +4,12 @@ use std::env;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, absolute};
 
 use rustix::fs::Access;
 use serde::Serialize;
 use thallus_transport::configuration::Configuration;
-use thallus_transport::environment::{self, CONFIG, Complaints, Given, Log};
+use thallus_transport::environment::{self, CONFIG, Complaints, Given, Level, Log};
 use thallus_transport::lending::AREA_BYTES;
 use thallus_transport::ring::class_size;
 use thallus_transport::settings::{IoUring, Order, Settings};
@@ -17,6 +17,7 @@ use thallus_transport::spin::LONGEST;
 
 use super::sheet::Sheet;
 use super::{Problem, bytes};
+use crate::run::check_log;
 
 /// Every variable that the library reads, in the order of the README.
 const NAMES: [&str; 19] = [
@@ -165,6 +166,15 @@ impl Wanted<'_> {
                     "create the folder, or use thallus run --stats",
                 );
             }
+            if *name == "THALLUS_LOG"
+                && let Some(error) = log.and_then(unwritable)
+            {
+                *source = Source::Wrong;
+                complain(
+                    format!("THALLUS_LOG={given}: {error}; nothing is logged"),
+                    "name a file that can be written to, in a folder that is there",
+                );
+            }
         }
         for (name, _) in env::vars_os() {
             let name = name.to_string_lossy();
@@ -278,6 +288,15 @@ impl Wanted<'_> {
                 log.path.as_ref().map_or(level.clone(), |path| format!("{level}:{path}"))
             }),
         }
+    }
+}
+
+/// Why nothing can be logged to the file that is named, if any is.
+fn unwritable(log: &Log) -> Option<String> {
+    let file = log.path.as_deref().filter(|_| log.level != Level::Off)?;
+    match absolute(file) {
+        Ok(file) => check_log(&file).err().map(|failure| failure.to_string()),
+        Err(error) => Some(error.to_string()),
     }
 }
 
