@@ -2,6 +2,8 @@
 # What the scripts in this folder share: source it. Installing asks for root or sudo, and only if something
 # is missing. Build results go to CARGO_TARGET_DIR, by default outside the source folder.
 
+# As in some containers and services; the shell knows it all the same.
+[ -n "${HOME:-}" ] || { unset HOME && export HOME=~; }
 root=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/thallus-target}
 # cargo would take a relative one from its own current folder.
