@@ -38,6 +38,12 @@ def parse():
 
 
 def measure(arguments, folder):
+    if arguments.json:
+        # Not only when all has been measured.
+        try:
+            arguments.json.open("a").close()
+        except OSError as error:
+            raise Failed(f"can't write {arguments.json}: {error.strerror}") from None
     data = folder / "tables"
     if arguments.warehouses is None:
         tpch.generate(arguments, data)
@@ -54,10 +60,10 @@ def measure(arguments, folder):
                 transports = ["thallus", "grpc"] if number % 4 < 2 else ["grpc", "thallus"]
                 run = cluster.bench(data, transports)
                 samples.extend({**sample, "round": number} for sample in run if number >= 0)
+    report(arguments, samples)
     if arguments.json:
         size = {"scale": arguments.scale} if arguments.warehouses is None else {"warehouses": arguments.warehouses}
         arguments.json.write_text(json.dumps({**size, "samples": samples}, indent=1))
-    report(arguments, samples)
     return 0
 
 
