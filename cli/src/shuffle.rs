@@ -28,5 +28,6 @@ pub(crate) fn exec(args: &Args) -> Result<()> {
     let arguments: Vec<_> =
         std::iter::once(program.clone().into_os_string()).chain(args.arguments.iter().cloned()).collect();
     let error = start::become_program(&program, &arguments, env::vars_os());
-    Err(error).with_context(|| format!("can't start {}", program.display()))
+    let remedy = if program.exists() { "" } else { " (cargo build --profile engine -p demo-sql makes it)" };
+    Err(error).with_context(|| format!("can't start {}{remedy}", program.display()))
 }
