@@ -70,6 +70,8 @@ class Postgres(Server):
         """Environment variables of libpq that lead to `database`."""
         return {
             "PGHOST": str(self.folder) if transport.unix else "127.0.0.1",
+            # The caller's would lead elsewhere, or to TCP for a Unix socket.
+            "PGHOSTADDR": "",
             "PGPORT": str(self.port),
             "PGUSER": "bench",
             "PGPASSWORD": self.password,
