@@ -102,6 +102,16 @@ fn connections_are_shared_by_all_workers_of_a_process_or_not() {
 }
 
 #[test]
+fn there_is_room_for_the_connections_of_all_others() {
+    within(|| {
+        for (share, workers) in [(false, &[3, 3][..]), (true, &[1; 4])] {
+            let config = Config { share, connections: 1, ..small() };
+            leave(twice(workers, config, 1_000, &Partition::Random(1), &Partition::Hash(vec![0])));
+        }
+    });
+}
+
+#[test]
 fn a_connection_that_nobody_uses_is_closed_and_made_again() {
     within(|| {
         let nodes = nodes(&[1, 1], Config { idle: Duration::from_millis(50), ..small() });

@@ -51,7 +51,7 @@ pub struct Config {
     pub responders: usize,
     /// Length of the queue in front of each.
     pub queue: usize,
-    /// Connections that are accepted at a time.
+    /// Connections that are accepted at a time; never fewer than twice as many as the others of the cluster need.
     pub connections: usize,
     /// Whether the workers of a process share its connections.
     pub share: bool,

@@ -118,6 +118,8 @@ pub(super) struct Server {
     cluster: Cluster,
     me: NodeId,
     config: Config,
+    /// Connections that are accepted at a time.
+    most: usize,
     hello: [u8; HELLO],
     pub(super) store: Store<Asked>,
     epoll: Epoll,
@@ -137,10 +139,17 @@ impl Server {
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         epoll.add(&stop, EpollEvent::new(EpollFlags::EPOLLIN, STOP))?;
         let hello = wire::hello(&cluster, RandomState::new().build_hasher().finish());
+        let others = match config.share {
+            true => cluster.nodes() - 1,
+            false => cluster.workers() - cluster.workers_of(me).len(),
+        };
+        // Twice: one that is closed for idleness may be made anew before its end has been seen here.
+        let most = config.connections.max(2 * others);
         Ok(Self {
             cluster,
             me,
             config,
+            most,
             hello,
             store: Store::new(),
             epoll,
@@ -250,7 +259,7 @@ impl Server {
             }
             // Who leaves says so with these in hand, and then ends all that are there.
             let mut all = self.all();
-            if all.len() >= self.config.connections || self.leaving.load(Ordering::SeqCst) {
+            if all.len() >= self.most || self.leaving.load(Ordering::SeqCst) {
                 continue; // closed at once
             }
             // There is room in a new socket.
