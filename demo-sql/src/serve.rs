@@ -32,7 +32,7 @@ use crate::link::{Body, Link, read_frames};
 use crate::messages::{at_worker, execute_from_bytes, headers_from_bytes, to_coordinator};
 use crate::wire::{ALL, Head, Kind, LARGEST_WINDOW};
 
-/// Requests of one connection at a time.
+/// Requests of one connection at a time. All queries of a process share it, so one more fails, and nothing else.
 const MOST_REQUESTS: usize = 4096;
 
 /// Partitions of these.
@@ -294,7 +294,8 @@ impl Session {
                 return Err(format!("a second request {request}"));
             }
             if requests.len() >= MOST_REQUESTS {
-                return Err(format!("more than {MOST_REQUESTS} requests"));
+                self.link.fail(request, ALL, &format!("more than {MOST_REQUESTS} requests at a time"));
+                return Ok(());
             }
         }
         match kind {
@@ -331,7 +332,9 @@ impl Session {
                     if partitions + (execute.target_partition_end - execute.target_partition_start)
                         > MOST_PARTITIONS
                     {
-                        return Err(format!("more than {MOST_PARTITIONS} partitions"));
+                        let why = format!("more than {MOST_PARTITIONS} partitions at a time");
+                        self.link.fail(request, ALL, &why);
+                        return Ok(());
                     }
                     requests.insert(request, Request::Rows(self.execute(request, execute)));
                 }

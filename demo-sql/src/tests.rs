@@ -205,6 +205,29 @@ async fn credit_beyond_all_bounds_ends_the_connection() {
     }
 }
 
+/// All queries of a process share a connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_too_many_fails_and_no_other() {
+    let cluster = Cluster::new(2).await;
+    let mut going_on = cluster.context.sql(MANY).await.unwrap().execute_stream().await.unwrap();
+    let first = going_on.next().await.unwrap().unwrap();
+    let context = SessionContext::new().task_ctx();
+    let url = url(Transport::Thallus, &cluster.addresses[0]).unwrap();
+    let mut channel = cluster.resolver.get_worker_client_for_url(&url).await.unwrap();
+    let mut asked = Vec::new();
+    for _ in 0..=4096 {
+        let (many, metrics) = (two_partitions(), ExecutionPlanMetricsSet::new());
+        asked.push(channel.execute_task(HeaderMap::new(), many, metrics, &context).await.unwrap());
+    }
+    let error = asked.last_mut().unwrap()[1].next().await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("more than 4096 requests at a time"), "{error}");
+    drop(asked);
+    let rest: Vec<RecordBatch> = going_on.try_collect().await.unwrap();
+    let rows: usize = rest.iter().map(RecordBatch::num_rows).sum();
+    assert_eq!((first.num_rows() + rows) as i64, 4 * LINES);
+    cluster.is_idle().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_nobody_has_given_credit_for_end_the_connection() {
     let url = liar(Kind::Execute, frame(Kind::Rows, 0, 64)).await;
