@@ -3,7 +3,7 @@
 //! DuckDB's settings keep a query from files and extensions ([`crate::dataset`]). They do not keep it from dropping a view, or
 //! from calling a table function that switches logging on for all. So DuckDB's own parser is asked what the text is: it
 //! serializes nothing but SELECT (and what it treats as such: FROM, VALUES, DESCRIBE, SUMMARIZE, SHOW). In that tree table
-//! functions are looked up in a list.
+//! functions are looked up in a list, and others in one of those that sleep.
 
 use duckdb::Connection;
 use serde::Deserialize;
@@ -51,6 +51,10 @@ const TABLE_FUNCTIONS: &[&str] = &[
     "unnest",
 ];
 
+/// Functions that sleep, which nothing interrupts: what a query holds they would hold for as long as it says, whether or not its
+/// client is still there.
+const SLEEPING: &[&str] = &["pg_sleep", "sleep_ms"];
+
 /// # Errors
 ///
 /// The message for the client: DuckDB's, if it can't parse the text.
@@ -89,7 +93,7 @@ pub(crate) fn check(connection: &Connection, sql: &str) -> Result<(), String> {
         return Err(format!("Lambdas may be nested {LAMBDAS} deep"));
     }
     match refused_function(&tree) {
-        Some(name) => Err(format!("This server does not let queries call the table function \"{name}\"")),
+        Some((kind, name)) => Err(format!("This server does not let queries call the {kind} \"{name}\"")),
         None => Ok(()),
     }
 }
@@ -119,14 +123,19 @@ fn after_word<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     first.eq_ignore_ascii_case(word).then_some(rest)
 }
 
-/// A table function in the tree that is not on the list.
-fn refused_function(tree: &Value) -> Option<&str> {
+/// A table function in the tree that is not on the list, or another that sleeps: what it is, and its name.
+fn refused_function(tree: &Value) -> Option<(&str, &str)> {
+    let is_on = |list: &[&str], name: &str| list.contains(&name.to_ascii_lowercase().as_str());
     match tree {
         Value::Object(fields) => {
-            let here = (fields.get("type").is_some_and(|kind| kind == "TABLE_FUNCTION"))
+            let table = (fields.get("type").is_some_and(|kind| kind == "TABLE_FUNCTION"))
                 .then(|| fields["function"]["function_name"].as_str().unwrap_or_default())
-                .filter(|name| !TABLE_FUNCTIONS.contains(&name.to_ascii_lowercase().as_str()));
-            here.or_else(|| fields.values().find_map(refused_function))
+                .filter(|name| !is_on(TABLE_FUNCTIONS, name))
+                .map(|name| ("table function", name));
+            let sleeps = (fields.get("function_name").and_then(Value::as_str))
+                .filter(|name| is_on(SLEEPING, name))
+                .map(|name| ("function", name));
+            table.or(sleeps).or_else(|| fields.values().find_map(refused_function))
         }
         Value::Array(items) => items.iter().find_map(refused_function),
         _ => None,
@@ -206,6 +215,9 @@ mod tests {
             ("from range((select 1 from checkpoint()))", "\"checkpoint\""),
             ("select sum(1) filter ((select true from checkpoint()))", "\"checkpoint\""),
             ("from (pivot range(3) on range using count(*))", "only reads"),
+            ("select sleep_ms(range) from range(9)", "function \"sleep_ms\""),
+            ("from range(9) order by main.Pg_Sleep(1)", "function \"pg_sleep\""),
+            ("explain analyze select (1000).sleep_ms()", "function \"sleep_ms\""),
             ("reset lock_configuration", "only reads"),
             ("prepare p as select 1", "only reads"),
             ("explain (format json) select 1", "Parser Error"),
