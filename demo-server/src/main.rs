@@ -32,7 +32,7 @@ mod server;
 mod session;
 mod sql;
 mod store;
-mod unsigned;
+mod unfit;
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};

@@ -13,7 +13,7 @@ use crate::encoding::unsliced;
 use crate::server::Server;
 use crate::sql;
 use crate::store::{Held, Keeping};
-use crate::unsigned::Unsigned;
+use crate::unfit::Unfit;
 
 /// What is sent at a time holds DuckDB's chunks, of 2,048 rows each, up to this number …
 pub(crate) const CHUNKS: usize = 64;
@@ -30,7 +30,7 @@ pub(crate) struct Rows<'a> {
 
 enum Source<'a> {
     /// With the rest of a batch that was too large.
-    Query(Box<Statement<'a>>, Unsigned, VecDeque<RecordBatch>),
+    Query(Box<Statement<'a>>, Unfit, VecDeque<RecordBatch>),
     /// Of which so many batches have been taken.
     Held(Arc<Held>, usize),
 }
@@ -58,8 +58,8 @@ impl<'a> Rows<'a> {
         connection.execute_batch("BEGIN TRANSACTION READ ONLY").map_err(database)?;
         let mut statement = connection.prepare(sql).map_err(database)?;
         let schema = statement.stream_arrow([]).map_err(database)?.get_schema();
-        let unsigned = Unsigned::of(&statement);
-        let source = Source::Query(Box::new(statement), unsigned, VecDeque::new());
+        let unfit = Unfit::of(&statement);
+        let source = Source::Query(Box::new(statement), unfit, VecDeque::new());
         Ok(Self { schema, source, keeping: None })
     }
 
@@ -84,8 +84,8 @@ impl<'a> Rows<'a> {
     }
 
     fn produced(&mut self) -> Result<Option<RecordBatch>, Failure> {
-        let (statement, unsigned, parts) = match &mut self.source {
-            Source::Query(statement, unsigned, parts) => (statement, unsigned, parts),
+        let (statement, unfit, parts) = match &mut self.source {
+            Source::Query(statement, unfit, parts) => (statement, unfit, parts),
             Source::Held(held, taken) => {
                 *taken += 1;
                 return Ok(held.batches.get(*taken - 1).cloned());
@@ -98,9 +98,9 @@ impl<'a> Rows<'a> {
         let chunk = chunk.map_err(|error| Failure { code: Code::Query, message: sql::message(&error) })?;
         let Some(chunk) = chunk else { return Ok(None) };
         let (_, columns, _) = chunk.into_parts();
-        if let Some(column) = unsigned.wrong(&columns) {
+        if let Some((column, what)) = unfit.wrong(&columns) {
             let name = self.schema.field(column).name();
-            let message = format!("Arrow has no UHUGEINT of 2^127 or more: cast column {name:?} to VARCHAR");
+            let message = format!("Arrow has no {what}: cast column {name:?} to VARCHAR");
             return Err(Failure { code: Code::Query, message });
         }
         let count = columns.first().map_or(0, |column| column.len());
