@@ -14,6 +14,9 @@ use crate::flight::Runs;
 use crate::session::Session;
 use crate::store::Store;
 
+/// Clients beyond the limit that are answered at a time, which is to say refused. Others are closed without a word.
+const REFUSED: usize = 16;
+
 /// How long a refused `accept` is left alone: it is refused for want of descriptors or memory, which others give back.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
@@ -65,16 +68,27 @@ impl Drop for Place {
 }
 
 impl Clients {
-    /// The number of a new client, if there may be one more.
-    fn one_more(&mut self, limit: usize) -> Option<u64> {
-        let clients = self.sessions.len() + self.flights;
-        if self.closed || clients >= limit {
+    /// The number of a new client, if there may be one more, and `beyond` so many others are only refused.
+    fn one_more(&mut self, limit: usize, beyond: usize) -> Option<(u64, Admission)> {
+        let refused =
+            self.sessions.values().filter(|session| session.admission == Admission::Refused).count();
+        let clients = self.sessions.len() - refused + self.flights;
+        let admission = if clients < limit { Admission::Client } else { Admission::Refused };
+        if self.closed || (admission == Admission::Refused && refused >= beyond) {
             log!("a connection was closed: {clients} clients are connected");
             return None;
         }
         self.last += 1;
-        Some(self.last)
+        Some((self.last, admission))
     }
+}
+
+/// What may be asked on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    Client,
+    /// Nothing: there are as many clients as may be.
+    Refused,
 }
 
 /// The right to run a query.
@@ -133,8 +147,8 @@ impl Server {
 
     fn accept(self: &Arc<Self>, stream: TcpStream) {
         let mut clients = self.clients();
-        let Some(id) = clients.one_more(self.limits.clients) else { return };
-        let session = match Session::new(self.clone(), id, stream) {
+        let Some((id, admission)) = clients.one_more(self.limits.clients, REFUSED) else { return };
+        let session = match Session::new(self.clone(), id, stream, admission) {
             Ok(session) => Arc::new(session),
             Err(error) => return log!("client {id}: {error}"),
         };
@@ -154,7 +168,7 @@ impl Server {
     /// None if there are as many clients as may be.
     pub(crate) fn place(self: &Arc<Self>) -> Option<Place> {
         let mut clients = self.clients();
-        let id = clients.one_more(self.limits.clients)?;
+        let (id, _) = clients.one_more(self.limits.clients, 0)?;
         clients.flights += 1;
         Some(Place { server: self.clone(), id })
     }

@@ -16,7 +16,7 @@ use crate::cursor::{Query, Stop};
 use crate::encoding::{Encoding, Tail};
 use crate::incoming::{Begin, Incoming, has_left};
 use crate::lending::{Again, Packed};
-use crate::server::Server;
+use crate::server::{Admission, Server};
 
 /// What a client of the baseline sends before its first frame (docs/wire-scan.md).
 const BASELINE: &[u8; HEADER] = b"thallus baseline";
@@ -39,6 +39,7 @@ pub(crate) struct Session {
     pub(crate) server: Arc<Server>,
     id: u64,
     stream: TcpStream,
+    pub(crate) admission: Admission,
     /// What the client can be lent again.
     pub(crate) again: Again,
     state: Mutex<State>,
@@ -61,7 +62,12 @@ pub(crate) struct State {
 }
 
 impl Session {
-    pub(crate) fn new(server: Arc<Server>, id: u64, stream: TcpStream) -> io::Result<Self> {
+    pub(crate) fn new(
+        server: Arc<Server>,
+        id: u64,
+        stream: TcpStream,
+        admission: Admission,
+    ) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(server.limits.idle))?;
         let books =
@@ -75,7 +81,7 @@ impl Session {
             closed: false,
         };
         let again = Again::default();
-        Ok(Self { server, id, stream, again, state: Mutex::new(state), changed: Condvar::new() })
+        Ok(Self { server, id, stream, admission, again, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     /// Answers the client until it goes, then ends what it has left. Returns why it has gone.
@@ -111,7 +117,10 @@ impl Session {
         }
         incoming.frame(&first, GREETING)?.check_hello()?;
 
-        let idle = self.server.limits.idle;
+        let idle = match self.admission {
+            Admission::Client => self.server.limits.idle,
+            Admission::Refused => GREETING.min(self.server.limits.idle),
+        };
         loop {
             match incoming.begin(idle)? {
                 Begin::Header(header) => self.received(incoming.frame(&header, idle)?, encoding)?,
@@ -166,6 +175,10 @@ impl Session {
         sql: String,
         encoding: Encoding,
     ) -> Result<(), Failure> {
+        if self.admission == Admission::Refused {
+            let message = format!("The server has {} clients already", self.server.limits.clients);
+            return Err(Failure { code: Code::Limit, message });
+        }
         let Some(permit) = self.server.permit() else {
             let message = format!("The server runs {} queries already", self.server.limits.queries);
             return Err(Failure { code: Code::Limit, message });

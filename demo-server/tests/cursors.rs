@@ -133,10 +133,20 @@ fn cursors_are_limited_for_each_client_and_for_all() {
     one.finalize(cursor);
     two.open(ENDLESS).unwrap();
 
+    for transport in ["auto", "rpc", "ipc"] {
+        let outcome = server.run(&["--sql", "SELECT 1", "--transport", transport]);
+        let told = "demo-client: The server has 2 clients already\n";
+        assert_eq!((outcome.status, outcome.errors.as_str()), (Some(1), told), "{outcome:?}");
+    }
+    // So many are told so at a time; who is closed without a word gets no greeting.
+    let _refused: Vec<_> = (0..16).map(|_| Steps::connect(&server)).collect();
     let outcome = server.run(&["--sql", "SELECT 1"]);
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.errors.contains("can't use the server"), "{outcome:?}");
     server.logged(&["2 clients are connected"]);
+    drop(one);
+    server.logged(&["client 1: gone"]);
+    server.run(&["--sql", "SELECT 1"]).assert_ok();
 }
 
 #[test]
