@@ -4,6 +4,14 @@
 
 #![deny(unsafe_code)]
 
+/// A line on standard error. That nobody reads it is no reason to panic, as `eprintln!` would.
+macro_rules! tell {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod checksum;
 mod connection;
 mod flight;
@@ -107,7 +115,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.transport != Transport::Flight && arguments.compression != Compression::None {
-        eprintln!("demo-client: only flight compresses");
+        tell!("demo-client: only flight compresses");
         return ExitCode::from(2);
     }
     let interrupt = match Interrupt::install() {
@@ -116,7 +124,7 @@ fn main() -> ExitCode {
     };
     match caught(|| run(&arguments, &interrupt)) {
         _ if interrupt.happened() => {
-            eprintln!("demo-client: interrupted");
+            tell!("demo-client: interrupted");
             ExitCode::from(INTERRUPTED)
         }
         Ok(()) => ExitCode::SUCCESS,
@@ -138,7 +146,7 @@ fn caught(work: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("demo-client: {}", text::printable(&format!("{error:#}")));
+    tell!("demo-client: {}", text::printable(&format!("{error:#}")));
     ExitCode::FAILURE
 }
 

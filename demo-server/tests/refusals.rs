@@ -245,6 +245,14 @@ fn nobody_listening_is_told() {
 }
 
 #[test]
+fn an_error_that_nobody_can_be_told_has_its_status() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut client = client_program();
+    client.args(["--connect", "127.0.0.1:1", "--sql", "SELECT 1"]).stderr(full);
+    assert_eq!(client.status().unwrap().code(), Some(1));
+}
+
+#[test]
 fn wrong_options_have_status_2() {
     for options in [
         &["--sql", "SELECT 1", "--compression", "lz4"][..],
