@@ -160,8 +160,9 @@ fn add(database: &Connection, name: &str, path: &Path, kind: Kind) -> Result<()>
     let path = literal(path.to_str().context("the path is not UTF-8")?);
     let view = identifier(name);
     let source = match kind {
-        Kind::Parquet => format!("read_parquet({path})"),
-        Kind::Csv => format!("read_csv({path})"),
+        // A folder above that is called `column=value` says nothing of the file.
+        Kind::Parquet => format!("read_parquet({path}, hive_partitioning = false)"),
+        Kind::Csv => format!("read_csv({path}, hive_partitioning = false)"),
         Kind::DuckDb => {
             database.execute_batch(&format!("ATTACH {path} AS {view} (READ_ONLY)"))?;
             let mut tables = database.prepare(

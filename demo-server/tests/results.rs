@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::fs::{File, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use support::{Outcome, ROWS, Server, TRANSPORTS, client_program, dataset, expected};
+use support::{Outcome, ROWS, Server, TRANSPORTS, client_program, dataset, expected, server_program};
 
 fn arrow_file(path: &Path) -> RecordBatch {
     let reader = arrow_ipc::reader::FileReader::try_new(File::open(path).unwrap(), None).unwrap();
@@ -56,6 +56,22 @@ fn every_type_arrives_as_duckdb_has_it() {
         }
     }
     server.stop();
+}
+
+/// DuckDB would take a column from the folder's name, in place of the file's if that has it.
+#[test]
+fn a_view_has_the_columns_of_its_file_whatever_its_folder_is_called() {
+    let folder = dataset();
+    let renamed = folder.path().join("i=7");
+    fs::create_dir(&renamed).unwrap();
+    for file in ["numbers.parquet", "pairs.csv"] {
+        fs::copy(folder.path().join("data").join(file), renamed.join(file)).unwrap();
+    }
+    let server = Server::spawn(server_program().arg("--dataset").arg(&renamed));
+    for (view, rows) in [("numbers", "i,twice,name\n5,10,name 5\n"), ("pairs", "i,value\n5,value 5\n")] {
+        let outcome = server.run(&["--sql", &format!("FROM {view} WHERE i = 5")]);
+        assert_eq!(outcome.output, rows, "{outcome:?}");
+    }
 }
 
 #[test]
