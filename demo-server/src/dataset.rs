@@ -72,6 +72,7 @@ impl Dataset {
             config = config.with("max_memory", memory)?;
         }
         let database = Connection::open_in_memory_with_flags(config).context("DuckDB")?;
+        name_time_zone(&database).context("DuckDB's time zone")?;
         for (name, (path, kind)) in &files {
             add(&database, name, path, *kind)
                 .map_err(told)
@@ -113,6 +114,15 @@ impl Dataset {
     fn database(&self) -> MutexGuard<'_, Option<Connection>> {
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Where the system has no time zone (`TZ` may be empty) DuckDB gives its times in UTC, but Arrow a name that no reader knows.
+fn name_time_zone(database: &Connection) -> Result<()> {
+    let unknown = "FROM duckdb_settings() WHERE name = 'TimeZone' AND value = 'Etc/Unknown'";
+    if database.prepare(unknown)?.exists([])? {
+        database.execute_batch("SET GLOBAL TimeZone = 'UTC'")?;
+    }
+    Ok(())
 }
 
 /// Data files by their view's name.

@@ -75,6 +75,16 @@ fn a_view_has_the_columns_of_its_file_whatever_its_folder_is_called() {
 }
 
 #[test]
+fn a_server_without_a_time_zone_is_in_utc() {
+    let folder = dataset();
+    let mut command = server_program();
+    let server = Server::spawn(command.env("TZ", "").arg("--dataset").arg(folder.path().join("data")));
+    let sql = "SELECT TIMESTAMPTZ '2001-02-03 04:05:06+02' AS zoned, zoned::VARCHAR AS text";
+    let outcome = server.run(&["--sql", sql]);
+    assert_eq!(outcome.output, "zoned,text\n2001-02-03T02:05:06Z,2001-02-03 02:05:06+00\n", "{outcome:?}");
+}
+
+#[test]
 fn all_transports_have_one_checksum_which_depends_on_the_rows() {
     let folder = dataset();
     let server = Server::start(&folder, &[]);
