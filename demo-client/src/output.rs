@@ -162,11 +162,15 @@ fn csv(
 }
 
 fn create(path: &Path, interrupt: &Interrupt) -> Result<(File, Place)> {
-    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
-        return Ok((OpenOptions::new().write(true).open(path)?, Place::Direct));
-    }
     // What a link points to is replaced, not the link.
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let path = match path.metadata() {
+        Ok(metadata) if !metadata.is_file() => {
+            return Ok((OpenOptions::new().write(true).open(path)?, Place::Direct));
+        }
+        Ok(_) => path.canonicalize()?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => pointed_to(path),
+        Err(error) => return Err(error.into()),
+    };
     let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
     let existing = path.metadata().ok();
     let mode = existing.as_ref().map_or(0o666, |existing| existing.mode() & 0o700);
@@ -184,6 +188,15 @@ fn create(path: &Path, interrupt: &Interrupt) -> Result<(File, Place)> {
     }
     let same = file.try_clone()?;
     Ok((file, Place::File(temporary, path, same)))
+}
+
+/// Where links lead to a file that is not there yet.
+fn pointed_to(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    while let Ok(link) = path.read_link() {
+        path = path.parent().unwrap_or(Path::new("")).join(link);
+    }
+    path
 }
 
 /// Gives a file the mode of the one that it replaces.

@@ -7,7 +7,7 @@ mod support;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -338,6 +338,26 @@ fn a_file_keeps_its_mode() {
             assert_eq!(metadata.permissions().mode() & 0o777, mode, "{name}");
         }
     }
+}
+
+#[test]
+fn what_a_link_leads_to_is_written_and_the_link_stays() {
+    let folder = dataset();
+    let server = Server::start(&folder, &[]);
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir(path("results")).unwrap();
+    symlink("results/second.csv", path("first.csv")).unwrap();
+    symlink("../last.csv", path("results/second.csv")).unwrap();
+    // At first it is not there.
+    for value in ["1", "2"] {
+        let sql = format!("SELECT {value} AS n");
+        server.run(&["--sql", &sql, "--out", path("first.csv").to_str().unwrap()]).assert_ok();
+        assert_eq!(fs::read_to_string(path("last.csv")).unwrap(), format!("n\n{value}\n"));
+        assert!(path("first.csv").is_symlink() && path("results/second.csv").is_symlink());
+    }
+    symlink("loop.csv", path("loop.csv")).unwrap();
+    let outcome = server.run(&["--sql", "SELECT 1", "--out", path("loop.csv").to_str().unwrap()]);
+    assert!(outcome.status == Some(1) && outcome.errors.contains("symbolic links"), "{outcome:?}");
 }
 
 #[test]
