@@ -188,8 +188,7 @@ impl Connection {
             // Or they may be a greeting, or bells.
             return false;
         }
-        // SAFETY: the caller's descriptor, which is open meanwhile.
-        tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|count| count > 0)
+        !tcp::has_nothing(fd)
     }
 
     /// Whether every byte that came over TCP has been taken.
@@ -379,8 +378,7 @@ impl Connection {
                 // Whoever does not ask for bytes waits for what comes behind them.
                 waiting::renew(&self.socket(fd, segment), true, false);
                 self.look_for_the_end(fd, segment);
-                // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-                let nothing = tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) }) == Ok(0);
+                let nothing = tcp::has_nothing(fd);
                 let ended = events & (bit::RDHUP | bit::ALWAYS);
                 // A peer that has died before it left TCP: no byte of its will come through the ring. Memory shows it.
                 if events & bit::ERR != 0 {

@@ -110,6 +110,15 @@ pub(crate) fn wait_for(fd: i32, events: PollFlags, limit: Option<Duration>) -> b
     !matches!(rustix::event::poll(&mut list, limit.as_ref()), Err(errno) if errno != Errno::INTR)
 }
 
+/// Whether `events` hold now.
+pub(crate) fn has(fd: i32, events: PollFlags) -> bool {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let mut list = [PollFd::from_borrowed_fd(socket, events)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut list, Some(&now)).is_ok() && list[0].revents().contains(events)
+}
+
 /// Reads the kernel's counts in one call, so that they belong together. `ENOSYS` on a kernel (before 4.19)
 /// that does not count them.
 pub fn counts(fd: BorrowedFd<'_>) -> Result<Counts, Errno> {
@@ -173,6 +182,24 @@ fn info(fd: BorrowedFd<'_>) -> Result<Info, Errno> {
 /// Bytes that have arrived and wait to be read (`FIONREAD`).
 pub fn unread(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     rustix::io::ioctl_fionread(fd)
+}
+
+/// Whether a read would find nothing in the socket. Of bytes behind urgent data the kernel counts none (`tcp_inq` of net/tcp.h).
+pub(crate) fn has_nothing(fd: i32) -> bool {
+    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    unread(socket) == Ok(0) && !(is_at_mark(fd) && has(fd, PollFlags::IN))
+}
+
+/// Asks whether the next byte is behind urgent data (asm-generic/sockios.h).
+pub const SIOCATMARK: u64 = 0x8905;
+
+/// Whether the next byte in the socket is behind urgent data.
+pub(crate) fn is_at_mark(fd: i32) -> bool {
+    let mut at = 0i32;
+    // SAFETY: the kernel writes one int.
+    let asked = unsafe { syscall!(Sysno::ioctl, fd, SIOCATMARK, &raw mut at) };
+    asked.is_ok() && at != 0
 }
 
 /// What has been sent and the peer's kernel has not acknowledged, its end included (`SIOCOUTQ` of tcp(7)). `None` if the kernel does not say.

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use syscalls::{Sysno, syscall};
@@ -128,20 +128,12 @@ pub(crate) fn send_buffer(fd: i32) -> u64 {
 
 /// Whether neither direction carries anything any more: the peer has closed its socket, or one side has shut down both.
 pub(crate) fn is_over(fd: i32) -> bool {
-    has(fd, PollFlags::HUP)
+    tcp::has(fd, PollFlags::HUP)
 }
 
 /// Whether the peer's stream has ended.
 pub(crate) fn has_ended(fd: i32) -> bool {
-    has(fd, PollFlags::RDHUP)
-}
-
-fn has(fd: i32, events: PollFlags) -> bool {
-    // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let mut list = [PollFd::from_borrowed_fd(socket, events)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::event::poll(&mut list, Some(&now)).is_ok() && list[0].revents().contains(events)
+    tcp::has(fd, PollFlags::RDHUP)
 }
 
 /// Whether every message is to come with what the kernel knows of its sender: only the kernel can tell that.

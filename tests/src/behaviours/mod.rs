@@ -51,6 +51,7 @@ mod unix_rights;
 mod unix_shutdown;
 mod unix_streams;
 mod unseen;
+mod urgent;
 mod waiting;
 
 /// Named counts of connections that one side must leave in its statistics.
@@ -289,6 +290,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("returning", returning::ALL),
     ("lending", lending::ALL),
     ("locking", locking::ALL),
+    ("urgent", urgent::ALL),
     ("unix_streams", unix_streams::ALL),
     ("unix_shutdown", unix_shutdown::ALL),
     ("unix_messages", unix_messages::ALL),

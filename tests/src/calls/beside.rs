@@ -282,3 +282,13 @@ pub fn at_mark(fd: Fd) -> Outcome<bool> {
     let ret = unsafe { libc::ioctl(fd, SIOCATMARK, &raw mut at) };
     noted_number(Errno::check(ret as isize).map(|_| at != 0), || format!("ioctl({fd}, SIOCATMARK)"))
 }
+
+/// sockatmark(3)
+pub fn sockatmark(fd: Fd) -> Outcome<bool> {
+    unsafe extern "C" {
+        fn sockatmark(fd: c_int) -> c_int;
+    }
+    // SAFETY: takes a number.
+    let ret = unsafe { sockatmark(fd) };
+    noted_number(Errno::check(ret as isize).map(|at| at != 0), || format!("sockatmark({fd})"))
+}
