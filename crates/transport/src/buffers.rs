@@ -160,7 +160,7 @@ impl<'a> Buffers<'a> {
         Self { control: Some(control), ..self }
     }
 
-    /// Of a call that takes them in pieces: notes that it has moved some before, so that any signal ends it.
+    /// Of a call that takes them in pieces: notes that it has moved some before, so that any signal ends it, and a read before urgent data.
     pub fn note_some(&mut self) {
         self.has_some = true;
     }

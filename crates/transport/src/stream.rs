@@ -64,7 +64,8 @@ fn lie(_: Lie) -> Errno {
 }
 
 impl Connection {
-    /// Receives as recv(2) does, without sleeping. `Ok(0)` is the end of the stream, `EAGAIN` nothing there.
+    /// Receives as recv(2) does, without sleeping. `Ok(0)` is the end of the stream, or of what a call that has some bytes may have; `EAGAIN`
+    /// nothing there.
     pub fn try_recv(&self, fd: i32, target: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let _guard = self.lock_receiving(fd)?;
@@ -105,6 +106,11 @@ impl Connection {
             };
         }
         while target.left() > 0 && !waiting::is_settled(&socket) {
+            if (total > 0 || target.has_some()) && tcp::is_at_mark(fd) {
+                // A read ends before urgent data (`tcp_recvmsg_locked` of net/ipv4/tcp.c, `manage_oob` of net/unix/af_unix.c). One that
+                // begins there takes it away.
+                return Ok(total);
+            }
             match self.take_tcp(&socket, target, flags) {
                 None => break,
                 Some(Ok(taken)) if taken.count > 0 => {
@@ -630,6 +636,17 @@ impl Connection {
             }
         }
         Ok(total + segment.inlet().available().map_err(lie)?)
+    }
+
+    /// Whether the next byte is behind urgent data, for `SIOCATMARK`.
+    pub fn is_at_mark(&self, fd: i32) -> Result<bool, Errno> {
+        let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
+        let _guard = self.lock_receiving(fd)?;
+        self.mend_locked(fd, segment)?;
+        Ok(self.side_length() == 0
+            && !waiting::is_settled(&self.socket(fd, segment))
+            && self.greet(fd, segment)
+            && tcp::is_at_mark(fd))
     }
 
     /// What a read tells if the program has asked for `TCP_INQ`: the bytes that it has left, and one more for the end of the

@@ -63,6 +63,7 @@ impl Connection {
                     if !whole || target.left() == 0 || self.is_cut(fd, target) {
                         return Ok(total);
                     }
+                    target.note_some();
                 }
                 Err(Errno::AGAIN) if !blocks && self.answers_blindly(at_once) => {
                     return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
@@ -446,7 +447,9 @@ impl Connection {
         has_some: bool,
     ) -> Result<(), Errno> {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
-        if restart::poll(fd, libc::POLLIN, remaining(deadline)?.as_ref(), has_some)? == 0 {
+        // A read that has some bytes ends before urgent data, which alone is nothing to be read.
+        let urgent = if has_some && !self.recv_settled() { libc::POLLPRI } else { 0 };
+        if restart::poll(fd, libc::POLLIN | urgent, remaining(deadline)?.as_ref(), has_some)? == 0 {
             return Err(Errno::AGAIN);
         }
         match self.sleep_for_byte(self.reach(fd), true) {

@@ -6,6 +6,7 @@
 use libc::{c_char, c_int, c_uint, c_ulong, c_void, socklen_t};
 use rustix::io::Errno;
 use thallus_transport::reason::Reason;
+use thallus_transport::tcp::SIOCATMARK;
 
 use super::guard;
 use crate::ops::{descriptor, epoll, stream};
@@ -99,6 +100,17 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     // SAFETY: the program's own arguments.
     guard(|| unsafe { descriptor::ioctl(fd, request, argument, || real::ioctl(fd, request, argument)) })
+}
+
+/// sockatmark(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn sockatmark(fd: c_int) -> c_int {
+    let mut at: c_int = 0;
+    // SAFETY: SIOCATMARK writes one int.
+    match unsafe { ioctl(fd, SIOCATMARK, (&raw mut at).expose_provenance()) } {
+        0 => at,
+        failed => failed,
+    }
 }
 
 /// shutdown(2).

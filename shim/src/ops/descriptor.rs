@@ -188,6 +188,17 @@ pub(crate) unsafe fn ioctl(fd: i32, request: u64, argument: usize, call: impl Fn
             }
             Err(errno) => errno::int(Err(errno)),
         },
+        tcp::SIOCATMARK if connection.is_active() => match connection.is_at_mark(fd) {
+            Ok(at_mark) => {
+                let result = call();
+                if result == 0 {
+                    // SAFETY: the kernel has just written an int there.
+                    unsafe { output.write(at_mark.into()) };
+                }
+                result
+            }
+            Err(errno) => errno::int(Err(errno)),
+        },
         libc::TIOCOUTQ if connection.is_active() => {
             let result = call();
             if result == 0 && connection.block.send_switched.load(Ordering::Relaxed) != 0 {
