@@ -39,8 +39,8 @@ use self::released::{RELEASED, is_released};
 pub(crate) use self::slot::{Call, Slot, for_each, patiently};
 use self::slot::{FD, USER};
 pub(crate) use self::unconnected::{
-    add_local, add_socket, copied_unconnected, discover_socket, is_socket, is_unknown, share_unconnected,
-    watch_socket,
+    add_local, add_socket, copied_unconnected, discover_socket, is_socket, is_unknown, pass_unconnected,
+    share_unconnected, watch_socket,
 };
 use self::unconnected::{is_shared, is_unconnected, is_watched};
 pub(crate) use self::young::Young;

@@ -373,7 +373,7 @@ pub(crate) unsafe fn message_list<'a>(message: *const libc::msghdr) -> Option<&'
     unsafe { list(header.msg_iov, i32::try_from(header.msg_iovlen).ok()?) }
 }
 
-/// Pins each connection whose descriptor `message` carries to another process (unix(7), `SCM_RIGHTS`).
+/// Pins each connection whose descriptor `message` carries to another process (unix(7), `SCM_RIGHTS`), and what may become one.
 /// False if one has left TCP already: it can't be handed over any more.
 ///
 /// # Safety
@@ -410,6 +410,7 @@ pub(crate) unsafe fn settle_passed_fds(message: *const libc::msghdr) -> bool {
                 let at = unsafe { data.add(index) };
                 // SAFETY: readable, maybe unaligned.
                 let fd = unsafe { at.read_unaligned() };
+                table::pass_unconnected(fd);
                 allowed &= settle(fd, Reason::PassedToProcess);
             }
         }

@@ -12,13 +12,13 @@ const SOCKET: usize = YOUNG;
 const WATCHED: usize = 4;
 /// It has had another name in this process. That may still be there, and may be the one by which it connects.
 const COPIED: usize = 8;
-/// It was there when the process forked. The other process may use it, too, and nobody counts it in.
-const FORKED: usize = 16;
+/// It was there when the process forked, or has been passed on. The other process may use it, too, and nobody counts it in.
+const SHARED: usize = 16;
 /// It is a Unix stream that no epoll set has: whether it may ever leave the kernel has not been asked.
 const LOCAL: usize = 32;
 
 pub(super) fn is_unconnected(word: usize) -> bool {
-    word & !(WATCHED | COPIED | FORKED | LOCAL) == SOCKET
+    word & !(WATCHED | COPIED | SHARED | LOCAL) == SOCKET
 }
 
 pub(super) fn is_watched(word: usize) -> bool {
@@ -84,28 +84,35 @@ pub(crate) fn copied_unconnected(old: i32, new: i32) {
     if let Some(old) = cell(old)
         && mark(old, COPIED)
     {
-        put(new, SOCKET | COPIED | old.load(Ordering::SeqCst) & LOCAL);
+        put(new, SOCKET | COPIED | old.load(Ordering::SeqCst) & (SHARED | LOCAL));
     }
 }
 
 /// The process is about to fork.
 pub(crate) fn share_unconnected() {
     for cell in descriptors().filter_map(cell) {
-        mark(cell, FORKED);
+        mark(cell, SHARED);
+    }
+}
+
+/// `fd` is about to be sent to another process: to be called for what may be an unconnected socket.
+pub(crate) fn pass_unconnected(fd: i32) {
+    if let Some(cell) = cell(fd) {
+        mark(cell, SHARED);
     }
 }
 
 /// Whether the socket `fd`, of which `word` was known before it connected, can be reached by a name that nobody will take for the
 /// connection's.
 pub(super) fn is_shared(word: usize, fd: i32) -> bool {
-    if !is_unconnected(word) || word & (COPIED | FORKED) == 0 {
+    if !is_unconnected(word) || word & (COPIED | SHARED) == 0 {
         return false;
     }
     let is_copied = |other: &i32| {
         let word = cell(*other).map_or(0, |cell| cell.load(Ordering::SeqCst));
         *other != fd && is_unconnected(word) && word & COPIED != 0
     };
-    word & FORKED != 0 || descriptors().filter(is_copied).any(|other| are_same(fd, other))
+    word & SHARED != 0 || descriptors().filter(is_copied).any(|other| are_same(fd, other))
 }
 
 /// Whether both are names of the same socket.

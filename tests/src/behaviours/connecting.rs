@@ -65,6 +65,12 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("shared_by_a_fork_before", echoes_one, forks_first, Tally::Stayed(1))
         .alone(&["shared-before-upgrade"])
         .tally(Tally::Stayed(1), Tally::Unknown),
+    Behaviour::whole("passed_on_before", echoes_one, passes_first, Tally::Stayed(1))
+        .alone(&["shared-before-upgrade"])
+        .tally(Tally::Stayed(1), Tally::Unknown),
+    Behaviour::whole("passed_on_and_moved_before", echoes_one, passes_and_moves_first, Tally::Stayed(1))
+        .alone(&["shared-before-upgrade"])
+        .tally(Tally::Stayed(1), Tally::Unknown),
     Behaviour::whole("with_itself", nothing, connects_to_itself, Tally::Upgraded(0))
         .tally(Tally::Upgraded(0), Tally::Stayed(1)),
     Behaviour::whole("both_ends_in_one_process", nothing, both_ends, Tally::Upgraded(0))
@@ -605,6 +611,39 @@ pub(super) fn forks_first(side: &Side) {
         quietly(|| calls::connect(fd, destination)).expect("connect");
         request_echoes(fd, 60, 500);
     });
+    assert_eq!(child.wait(), calls::End::Exit(0));
+    request_echoes(fd, 60, 500);
+}
+
+/// A child is sent a socket, and goes on once it has been connected and used here.
+pub(super) fn passes_first(side: &Side) {
+    passes_before_it_connects(side, |fd| fd);
+}
+
+/// As above, and the socket gets another number before it connects.
+pub(super) fn passes_and_moves_first(side: &Side) {
+    passes_before_it_connects(side, |fd| {
+        let moved = calls::dup(fd).expect("dup");
+        calls::close(fd).expect("close");
+        moved
+    });
+}
+
+fn passes_before_it_connects(side: &Side, moved: impl FnOnce(Fd) -> Fd) {
+    let destination = side.destination();
+    let (ours, theirs) = calls::unix_pair().expect("socketpair");
+    let child = calls::fork(Leave::Exit, || {
+        quietly(|| calls::close(ours)).expect("close");
+        let passed = quietly(|| calls::recvmsg(theirs, &[4], 1, 0)).expect("recvmsg").fds[0];
+        assert_eq!(quietly(|| calls::recv(theirs, 1, 0)), Ok(b"t".to_vec()));
+        request_echoes(passed, 60, 500);
+    });
+    let fd = calls::stream_socket(side.family, 0).expect("socket");
+    assert_eq!(calls::send_fd(ours, b"pass", fd), Ok(4));
+    let fd = moved(fd);
+    calls::connect(fd, destination).expect("connect");
+    request_echoes(fd, 60, 500);
+    assert_eq!(calls::send(ours, b"t", 0), Ok(1));
     assert_eq!(child.wait(), calls::End::Exit(0));
     request_echoes(fd, 60, 500);
 }

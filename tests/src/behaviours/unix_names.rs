@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::connecting::{asks_by_events, copies_first, echoes_one, forks_first};
+use super::connecting::{
+    asks_by_events, copies_first, echoes_one, forks_first, passes_and_moves_first, passes_first,
+};
 use super::peers::{answer_echoes, echo, request_echoes, send_all};
 use super::unix_streams::look;
 use super::{Behaviour, Tally};
@@ -31,6 +33,12 @@ pub(super) const ALL: &[Behaviour] = &[
         .alone(&["shared-before-upgrade"])
         .tally(STAYED, Tally::Unknown),
     whole("shared_by_a_fork_before_it_connects", echoes_one, forks_first, STAYED)
+        .alone(&["shared-before-upgrade"])
+        .tally(STAYED, Tally::Unknown),
+    whole("passed_on_before_it_connects", echoes_one, passes_first, STAYED)
+        .alone(&["shared-before-upgrade"])
+        .tally(STAYED, Tally::Unknown),
+    whole("passed_on_and_moved_before_it_connects", echoes_one, passes_and_moves_first, STAYED)
         .alone(&["shared-before-upgrade"])
         .tally(STAYED, Tally::Unknown),
     whole("without_a_name", talks_to_a_child, does_nothing, Tally::Stayed(0)),
