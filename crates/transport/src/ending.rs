@@ -154,9 +154,21 @@ impl Connection {
         if segment.link().is_some() && self.has_returned() {
             return self.end_by_kernel(fd, segment, abort);
         }
+        self.finish_fabric(fd, segment);
+    }
+
+    /// To be called between [`Self::shut_sending`] and a shutdown of both directions by the kernel, whose FIN would overtake what has been
+    /// sent over a fabric: waits for it, as closing does.
+    pub fn flush_fabric(&self, fd: i32) {
+        if let Some(segment) = self.segment().filter(|_| !self.has_returned()) {
+            self.finish_fabric(fd, segment);
+        }
+    }
+
+    fn finish_fabric(&self, fd: i32, segment: &Segment) {
         // To a peer that has closed nothing gets through any more.
-        let gone = segment.incoming().end() & end::CLOSED != 0 || tcp::peer_has_closed(fd);
-        if let Some(link) = segment.link().filter(|_| !gone) {
+        let gone = || segment.incoming().end() & end::CLOSED != 0 || tcp::peer_has_closed(fd);
+        if let Some(link) = segment.link().filter(|_| !gone()) {
             link.finish(segment.incoming());
         }
     }

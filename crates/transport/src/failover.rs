@@ -285,12 +285,15 @@ impl Connection {
     /// Whether the peer has gone back, lacks nothing that this side has sent, and has gone on since: then it may have closed its socket, and
     /// would answer a frame with a reset, which takes away what it has not got through yet. It needs the frame only in front of more bytes.
     fn can_owe_down(&self, fd: i32, segment: &Segment, link: &Link) -> bool {
+        if segment.greeting() != Greeting::AwaitsDown || link.has_posted_late() {
+            return false;
+        }
+        let Some((bells, _)) = down_behind_bells(fd).filter(|(_, bits)| bits & HAD_ALL != 0) else {
+            return false;
+        };
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-        let unread = || tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) });
-        segment.greeting() == Greeting::AwaitsDown
-            && !link.has_posted_late()
-            && matches!(next_frame(fd), Next::Down(bits, _) if bits & HAD_ALL != 0)
-            && (tcp::peer_has_closed(fd) || unread().is_ok_and(|unread| unread > DOWN_BYTES as u64))
+        let unread = tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) });
+        tcp::peer_has_closed(fd) || unread.is_ok_and(|unread| unread > (bells + DOWN_BYTES) as u64)
     }
 
     /// Sends the frame that is owed. The caller holds the send lock.
@@ -603,6 +606,19 @@ fn next_frame(fd: i32) -> Next {
         taken += bells as u64;
     }
     Next::Lie
+}
+
+/// How many bells precede a DOWN that has come, and its bits. The bells stay: whoever sleeps may not have heard them yet, or is to hear
+/// them, for what has been put aside.
+fn down_behind_bells(fd: i32) -> Option<(usize, u8)> {
+    let mut bytes = [0u8; 1024];
+    // SAFETY: the buffer is writable for its length.
+    let count =
+        unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_PEEK) }
+            .ok()?;
+    let bells = bytes[..count].iter().take_while(|&&byte| byte == BELL).count();
+    let frame = bytes[bells..count].first_chunk::<DOWN_BYTES>()?;
+    (frame[0] == DOWN).then_some((bells, frame[1]))
 }
 
 /// The frame.

@@ -82,6 +82,13 @@ impl Waits {
 impl Connection {
     #[cold]
     pub(crate) fn attempt(&self, fd: i32, calls: u32, sole: impl Fn() -> bool, waits: impl Fn() -> Waits) {
+        // Only a hooked read proves that this process is the one that reads. Whoever only sends loses no time by asking for more.
+        if self.block.role() == Role::Server && self.block.tcp_received.load(Ordering::Relaxed) == 0 {
+            if !self.block.held_only_by(process::id()) {
+                self.block.note(Reason::SharedBeforeUpgrade);
+            }
+            return;
+        }
         // A signal handler that read from this very connection would wait for the decision that it interrupts.
         let _uninterrupted = Uninterrupted::begin();
         let mut bargain = match self.bargain.try_lock() {
@@ -271,10 +278,6 @@ impl Connection {
     }
 
     fn attempt_server(&self, fd: BorrowedFd<'_>, calls: u32, bargain: &mut Bargain) -> Result<(), Failure> {
-        // Only a hooked read proves that this process is the one that reads.
-        if self.block.tcp_received.load(Ordering::Relaxed) == 0 {
-            return Err(Failure::NotYet);
-        }
         let ends = self.ends(fd, bargain)?;
         self.check_counts(fd)?;
         match rendezvous::answer(ends, |segment| self.tell_counts(segment), settings().place) {

@@ -270,6 +270,9 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         {
             return errno::int(Err(errno));
         }
+        if how == libc::SHUT_RDWR {
+            connection.flush_fabric(fd);
+        }
         if connection.is_failing() {
             // The peer has asked meanwhile, and looks at its kernel alone for the end.
             let _ = connection.mend(fd);

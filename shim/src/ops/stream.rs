@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
-use rustix::fs::SeekFrom;
+use rustix::fs::{FileType, SeekFrom};
 use rustix::io::Errno;
 use thallus_transport::arena::flag;
 use thallus_transport::buffers::{Buffers, ControlData, MOST_BYTES, may_be_of_program};
@@ -455,7 +455,17 @@ pub(crate) unsafe fn send_file(
     count: usize,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
-    let Some(call) = table::enter(out) else { return kernel() };
+    let Some(call) = table::enter(out) else {
+        // Into a pipe it sends from sockets, too, which have no offset (`do_sendfile` of fs/read_write.c).
+        if offset.is_null()
+            && may_be_connection(input)
+            && is_pipe(out)
+            && !settle(input, Reason::UnsupportedCall)
+        {
+            return errno::count(Err(Errno::INVAL));
+        }
+        return kernel();
+    };
     if call.is_active(out) {
         let has_place = offset.is_null() || may_be_of_program(offset.addr(), size_of::<i64>());
         if count == 0 || count > isize::MAX as usize || !has_place {
@@ -482,6 +492,14 @@ pub(crate) unsafe fn send_file(
         return result;
     }
     call.connection().by_kernel(kernel, |result| note_sent(&call, result, count))
+}
+
+#[cold]
+fn is_pipe(fd: i32) -> bool {
+    // SAFETY: the application named this descriptor for the duration of its call.
+    let file = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
+    let kind = |status: rustix::fs::Stat| FileType::from_raw_mode(status.st_mode);
+    errno::keep(|| rustix::fs::fstat(file).map(kind) == Ok(FileType::Fifo))
 }
 
 /// Where a file is read next.

@@ -26,6 +26,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("not_open", not_open, waits),
     Behaviour::connected("not_a_file", not_a_file, sends_something),
     Behaviour::connected("sendfile", reads_what_sendfile_sends, sendfile),
+    Behaviour::connected("sendfile_into_a_pipe", sends_into_a_pipe, sends_and_awaits_answer)
+        .alone(&["unsupported-call"])
+        .tally(Tally::Returned(1), Tally::Returned(1)),
     Behaviour::connected("splice", splices_into_a_pipe, splices_from_a_pipe)
         .alone(&["unsupported-call"])
         .tally(Tally::Returned(1), Tally::Returned(1)),
@@ -397,6 +400,22 @@ fn sendfile(_side: &Side, fd: Fd) {
 fn reads_what_sendfile_sends(_side: &Side, fd: Fd) {
     let total = receive_pattern_to_end(fd, &mut Pattern::new(9));
     say!("received {total}");
+}
+
+fn sends_into_a_pipe(_side: &Side, fd: Fd) {
+    let (reading, writing) = calls::pipe().expect("pipe");
+    calls::set_nonblocking(fd, true).expect("fcntl");
+    await_readable(fd);
+    assert_eq!(calls::sendfile(writing, fd, 4), Ok(4));
+    assert_eq!(calls::read(reading, 10), Ok(b"some".to_vec()));
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b" bytes".to_vec()));
+    assert_eq!(calls::sendfile(writing, fd, 4), Err(Errno::EAGAIN));
+    assert_eq!(calls::send(fd, b"thanks", 0), Ok(6));
+}
+
+fn sends_and_awaits_answer(_side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"some bytes", 0), Ok(10));
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"thanks".to_vec()));
 }
 
 fn splices_from_a_pipe(_side: &Side, fd: Fd) {

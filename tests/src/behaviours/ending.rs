@@ -21,6 +21,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_long_answer_after_half_close", asks_and_half_closes, answers_at_length),
     Behaviour::connected("shutdown_of_reading", shutdown_of_reading, sends_twice_more).tcp_only(),
     Behaviour::connected("shutdown_of_both", shutdown_of_both, reads_to_the_end),
+    Behaviour::connected("shutdown_of_both_behind_bytes", shutdown_of_both_at_once, reads_a_million),
     Behaviour::connected("shutdown_twice", shutdown_twice, reads_to_the_end),
     Behaviour::connected("shutdown_many_times_behind_unread_data", shutdown_many_times, reads_all_when_told),
     Behaviour::connected("shutdown_with_unread_data", shutdown_with_unread_data, notices_shutdown),
@@ -259,6 +260,17 @@ fn shutdown_of_both(side: &Side, fd: Fd) {
     let _ = calls::send(fd, b"too late", 0);
     say!("SIGPIPE {}", caught(libc::SIGPIPE));
     let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0).map(|ready| ready.len());
+    side.sync("done");
+}
+
+fn shutdown_of_both_at_once(side: &Side, fd: Fd) {
+    send_pattern(fd, &mut Pattern::new(1), 1_000_000, 65536);
+    calls::shutdown(fd, libc::SHUT_RDWR).expect("shutdown");
+    side.sync("done");
+}
+
+fn reads_a_million(side: &Side, fd: Fd) {
+    say!("{} bytes", receive_pattern_to_end(fd, &mut Pattern::new(1)));
     side.sync("done");
 }
 

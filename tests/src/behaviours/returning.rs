@@ -50,6 +50,9 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("a_child_serves_on", serves_in_a_child, asks)
         .tally(Tally::Returned(1), Tally::Returned(1))
         .between_hosts(),
+    Behaviour::connected("a_child_beside_an_idle_set", forks_when_told, sends_once_idle)
+        .tally(Tally::Returned(1), Tally::Returned(1))
+        .between_hosts(),
     Behaviour::whole(
         "a_child_reads_what_comes_meanwhile",
         forks_at_once,
@@ -229,6 +232,31 @@ fn asks_twice(side: &Side) {
         calls::close(fd).expect("close");
         side.sync("next");
     }
+}
+
+/// What has come by the time of a fork is reported, though the peer makes no further call.
+fn forks_when_told(side: &Side, fd: Fd) {
+    answer_echoes(fd, 40, 100);
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    for _ in 0..20 {
+        assert_eq!(quietly(|| calls::epoll_wait(epfd, 1, 10)), Ok(vec![]));
+    }
+    side.sync("idle");
+    side.sync("sent");
+    await_unread(fd, 7);
+    fork(Leave::AtOnce, || {}).wait_for_success();
+    assert_eq!(calls::epoll_wait(epfd, 1, 5_000).map(|ready| ready.len()), Ok(1));
+    assert_eq!(receive_exactly(fd, 7), b"message");
+    side.sync("done");
+}
+
+fn sends_once_idle(side: &Side, fd: Fd) {
+    request_echoes(fd, 40, 100);
+    side.sync("idle");
+    send_all(fd, b"message");
+    side.sync("sent");
+    side.sync("done");
 }
 
 /// As servers do that fork for each client, after they have read what it wants.
