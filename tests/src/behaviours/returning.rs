@@ -248,7 +248,8 @@ fn forks_when_told(side: &Side, fd: Fd) {
     fork(Leave::AtOnce, || {}).wait_for_success();
     assert_eq!(calls::epoll_wait(epfd, 1, 5_000).map(|ready| ready.len()), Ok(1));
     assert_eq!(receive_exactly(fd, 7), b"message");
-    side.sync("done");
+    side.sync("told");
+    send_all(fd, b"answer");
 }
 
 fn sends_once_idle(side: &Side, fd: Fd) {
@@ -256,7 +257,8 @@ fn sends_once_idle(side: &Side, fd: Fd) {
     side.sync("idle");
     send_all(fd, b"message");
     side.sync("sent");
-    side.sync("done");
+    side.sync("told");
+    assert_eq!(receive_exactly(fd, 6), b"answer");
 }
 
 /// As servers do that fork for each client, after they have read what it wants.
