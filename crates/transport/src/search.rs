@@ -82,11 +82,15 @@ impl Waits {
 impl Connection {
     #[cold]
     pub(crate) fn attempt(&self, fd: i32, calls: u32, sole: impl Fn() -> bool, waits: impl Fn() -> Waits) {
-        // Only a hooked read proves that this process is the one that reads. Whoever only sends loses no time by asking for more.
-        if self.block.role() == Role::Server && self.block.tcp_received.load(Ordering::Relaxed) == 0 {
-            if !self.block.held_only_by(process::id()) {
-                self.block.note(Reason::SharedBeforeUpgrade);
+        // A server that has read nothing may not be the one that reads, and answers no client. Neither loses time over that.
+        let is_vain = match self.block.role() {
+            Role::Client => {
+                let has_offered = self.block.reason() == Reason::NoAnswer;
+                has_offered && calls < PATIENT_CALLS && self.block.tcp_sent.load(Ordering::Relaxed) == 0
             }
+            Role::Server => self.block.tcp_received.load(Ordering::Relaxed) == 0,
+        };
+        if is_vain && self.block.held_only_by(process::id()) {
             return;
         }
         // A signal handler that read from this very connection would wait for the decision that it interrupts.
