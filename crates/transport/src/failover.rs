@@ -288,12 +288,10 @@ impl Connection {
         if segment.greeting() != Greeting::AwaitsDown || link.has_posted_late() {
             return false;
         }
-        let Some((bells, _)) = down_behind_bells(fd).filter(|(_, bits)| bits & HAD_ALL != 0) else {
-            return false;
-        };
+        let Some(down) = down_of_who_had_all(fd) else { return false };
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let unread = tcp::unread(unsafe { BorrowedFd::borrow_raw(fd) });
-        tcp::peer_has_closed(fd) || unread.is_ok_and(|unread| unread > (bells + DOWN_BYTES) as u64)
+        tcp::peer_has_closed(fd) || unread.is_ok_and(|unread| unread > down)
     }
 
     /// Sends the frame that is owed. The caller holds the send lock.
@@ -597,9 +595,7 @@ fn next_frame(fd: i32) -> Next {
             continue;
         }
         if let (0, Some(frame)) = (bells, frame) {
-            let [position, bytes] =
-                [2, 10].map(|at| u64::from_le_bytes(std::array::from_fn(|i| frame[at + i])));
-            return Next::Down(frame[1], Rest { position, bytes });
+            return Next::Down(frame[1], rest(&frame));
         }
         // SAFETY: as above; they are there, and nobody else reads.
         let _ = unsafe { tcp::recv(fd, bytes.as_mut_ptr(), bells, libc::MSG_DONTWAIT) };
@@ -608,9 +604,9 @@ fn next_frame(fd: i32) -> Next {
     Next::Lie
 }
 
-/// How many bells precede a DOWN that has come, and its bits. The bells stay: whoever sleeps may not have heard them yet, or is to hear
-/// them, for what has been put aside.
-fn down_behind_bells(fd: i32) -> Option<(usize, u8)> {
+/// How many bytes a DOWN is that has come, if the peer had all: with bells before it, and what it sends again. The bells stay: whoever
+/// sleeps may not have heard them yet, or is to hear them, for what has been put aside.
+fn down_of_who_had_all(fd: i32) -> Option<u64> {
     let mut bytes = [0u8; 1024];
     // SAFETY: the buffer is writable for its length.
     let count =
@@ -618,7 +614,14 @@ fn down_behind_bells(fd: i32) -> Option<(usize, u8)> {
             .ok()?;
     let bells = bytes[..count].iter().take_while(|&&byte| byte == BELL).count();
     let frame = bytes[bells..count].first_chunk::<DOWN_BYTES>()?;
-    (frame[0] == DOWN).then_some((bells, frame[1]))
+    let had_all = frame[0] == DOWN && frame[1] & HAD_ALL != 0;
+    had_all.then(|| rest(frame).bytes.saturating_add((bells + DOWN_BYTES) as u64))
+}
+
+/// What is in a DOWN beside its bits.
+fn rest(frame: &[u8; DOWN_BYTES]) -> Rest {
+    let [position, bytes] = [2, 10].map(|at| u64::from_le_bytes(std::array::from_fn(|i| frame[at + i])));
+    Rest { position, bytes }
 }
 
 /// The frame.

@@ -13,7 +13,7 @@ use crate::arena::flag;
 use crate::connection::Connection;
 use crate::control::{NOT_SWITCHED, Wakes, end};
 use crate::introduction::YES;
-use crate::segment::Segment;
+use crate::segment::{Greeting, Segment};
 use crate::{tcp, waiting};
 
 /// poll(2) bits, which epoll shares.
@@ -181,11 +181,12 @@ impl Connection {
 
     /// Whether bytes are still on TCP: memory does not show them.
     pub fn has_bytes_on_tcp(&self, fd: i32) -> bool {
+        let is_greeted = || self.segment().is_some_and(|segment| segment.greeting() == Greeting::Done);
         if self.recv_settled()
-            || self.covered.load(Ordering::Relaxed) == YES
             || self.block.has(flag::BELLS_FIRST)
+            || self.covered.load(Ordering::Relaxed) == YES && !is_greeted()
         {
-            // Or they may be a greeting, or bells.
+            // Or they may be a greeting, a frame, or bells.
             return false;
         }
         !tcp::has_nothing(fd)
