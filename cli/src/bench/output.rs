@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 
 pub(super) struct Output<'a>(Option<(&'a Path, File)>);
 
@@ -13,23 +15,47 @@ impl<'a> Output<'a> {
     /// The file can't be written. What it holds so far stays.
     pub(super) fn open(path: Option<&'a Path>) -> anyhow::Result<Self> {
         let Some(path) = path else { return Ok(Self(None)) };
-        let file = File::options().append(true).create(true).open(path).with_context(failed(path))?;
+        let mut options = File::options();
+        let file = options.write(true).create(true).truncate(false).open(path).with_context(failed(path))?;
         Ok(Self(Some((path, file))))
     }
 
     /// Replaces what is in the file, if there is one.
     ///
     /// # Errors
-    /// Those of `text`, and of writing.
+    /// Those of `text`, and of writing. On a disk that is full the file keeps what it holds.
     pub(super) fn write(self, text: impl FnOnce() -> anyhow::Result<String>) -> anyhow::Result<()> {
         let Some((path, mut file)) = self.0 else { return Ok(()) };
         let text = text()?;
-        // A pipe has no length.
-        let _ = file.set_len(0);
-        file.write_all(text.as_bytes()).with_context(failed(path))
+        let length = text.len() as u64;
+        match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length) {
+            Err(full @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => {
+                return Err(full).with_context(failed(path));
+            }
+            // A pipe has no blocks, nor a length.
+            _ => file.write_all(text.as_bytes()).with_context(failed(path))?,
+        }
+        let _ = file.set_len(length);
+        Ok(())
     }
 }
 
 fn failed(path: &Path) -> impl FnOnce() -> String {
     move || format!("can't write {}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_there_is_replaced_whatever_its_length() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("results");
+        for text in ["a result", "a longer result", "short"] {
+            Output::open(Some(&path))?.write(|| Ok(text.to_owned()))?;
+            assert_eq!(std::fs::read_to_string(&path)?, text);
+        }
+        Ok(())
+    }
 }

@@ -4,7 +4,7 @@ use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout};
 use ratatui::style::{Style, Stylize};
 use ratatui::text::{Line, Text};
-use ratatui::widgets::{Cell, Row, Table};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 
 use super::state::{COLUMNS, State};
 
@@ -30,10 +30,13 @@ const LEAST_WANTED: [&str; COLUMNS.len() - 1] = [
 ];
 
 pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
-    let [heading, table, footing] =
-        Layout::vertical([Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)])
-            .areas(frame.area());
-    frame.render_widget(Text::from_iter(state.heading()), heading);
+    let area = frame.area();
+    let summary = Paragraph::new(Text::from_iter(state.heading())).wrap(Wrap { trim: true });
+    // As for the columns: a number that is cut is another one. Half of the terminal is the table's.
+    let lines = summary.line_count(area.width).clamp(2, usize::from(area.height / 2).max(2));
+    let heights = [Constraint::Length(lines as u16), Constraint::Min(1), Constraint::Length(1)];
+    let [heading, table, footing] = Layout::vertical(heights).areas(area);
+    frame.render_widget(summary, heading);
     frame.render_widget(Line::from(state.footing()).dim(), footing);
 
     let lines = state.lines();
@@ -91,20 +94,33 @@ mod tests {
 
     use crate::top::state::tests::state;
 
-    /// The lines of the table as words, on a terminal of so many columns.
-    fn drawn(width: u16) -> Vec<Vec<String>> {
-        let mut terminal = Terminal::new(TestBackend::new(width, 8)).unwrap();
+    /// What is on a terminal of so many columns and enough lines.
+    fn screen(width: u16) -> Vec<String> {
+        let height = 60;
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, &mut state())).unwrap();
         let buffer = terminal.backend().buffer();
-        let line = |y| -> String { (0..width).map(|x| buffer[(x, y)].symbol()).collect() };
-        (2..7)
-            .map(|y| {
-                line(y)
-                    .split("  ")
-                    .map(str::trim)
-                    .filter(|cell| !cell.is_empty())
-                    .map(str::to_owned)
-                    .collect()
+        (0..height).map(|y| (0..width).map(|x| buffer[(x, y)].symbol()).collect()).collect()
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_all_of_the_heading() {
+        let words = |lines: &[String]| lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
+        for width in [24, 30, 40, 80] {
+            let lines = screen(width);
+            let table = lines.iter().position(|line| line.starts_with("PID")).unwrap();
+            assert_eq!(words(&lines[..table]), words(&state().heading()), "{width}");
+        }
+    }
+
+    /// The lines of the table as words, on a terminal of so many columns.
+    fn drawn(width: u16) -> Vec<Vec<String>> {
+        let lines = screen(width);
+        let table = lines.iter().position(|line| line.starts_with("PID")).unwrap();
+        lines[table..table + 5]
+            .iter()
+            .map(|line| {
+                line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(str::to_owned).collect()
             })
             .collect()
     }

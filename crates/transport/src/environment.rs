@@ -253,7 +253,11 @@ pub fn log(given: &Given, complaints: &mut Complaints) -> Option<Log> {
         given.complain(complaints, "THALLUS_LOG", &value, wrong);
         Level::Warn
     });
-    Some(Log { level, path: path.map(str::to_owned) })
+    if path == Some("") {
+        let wrong = "no path behind the colon; taking standard error";
+        given.complain(complaints, "THALLUS_LOG", &value, wrong);
+    }
+    Some(Log { level, path: path.filter(|path| !path.is_empty()).map(str::to_owned) })
 }
 
 fn level(name: &str) -> Option<Level> {
@@ -475,7 +479,7 @@ mod tests {
     fn every_wrong_line_is_named_also_of_another_program() {
         let (_, complaints) = file(
             "ports = 9-8\nfabric = ether\nnonsense\n[program q]\nmode = of\nlog = loud\nrdma-sl = 16\n\
-             key-file = /nowhere/key\npeers = here",
+             key-file = /nowhere/key\npeers = here\n[program r]\nlog = info:",
         );
         let said: Vec<_> = complaints.0.iter().map(ToString::to_string).collect();
         let expected = [
@@ -487,6 +491,7 @@ mod tests {
             "F:7: rdma-sl = 16: not a number from 0 to 15; taking the default",
             "F:8: key-file = /nowhere/key: No such file or directory (os error 2); staying on TCP with other hosts",
             "F:9: peers = here: not a list such as 10.0.0.0/24:5432,10.1.2.3; taking the default",
+            "F:11: log = info:: no path behind the colon; taking standard error",
         ];
         assert_eq!(said, expected);
     }
