@@ -5,6 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 
+use rustix::io::Errno;
 use serde::Serialize;
 use thallus_transport::reason::Reason;
 use thallus_transport::rendezvous::{self, Ends, Failure};
@@ -174,7 +175,10 @@ fn sock_diag(connection: &Connection) -> Result<(), Refusal> {
         Err(errno) => Err(Refusal {
             error: io::Error::from(errno).to_string(),
             reason: Some(Reason::NoDiag),
-            remedy: REMEDY,
+            remedy: match errno {
+                Errno::AFNOSUPPORT => "AF_NETLINK in RestrictAddressFamilies= of the service's unit",
+                _ => REMEDY,
+            },
         }),
     }
 }

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::DumpableBehavior;
 
+use crate::uninterrupted::Descriptor;
+
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 static PID: AtomicU32 = AtomicU32::new(0);
 
@@ -58,6 +60,28 @@ pub(crate) fn is_open_to(user: u32) -> bool {
         && matches!(rustix::process::dumpable_behavior(), Ok(DumpableBehavior::Dumpable))
 }
 
+/// Whether `user` says who that is. [`UNMAPPED`] does not, unless all ids have a mapping: a service with systemd's `PrivateUsers=` sees
+/// all users of the host but two so.
+pub(crate) fn is_somebody(user: u32) -> bool {
+    user != UNMAPPED || maps_all_ids().unwrap_or(false)
+}
+
+/// Whether this user namespace has a mapping of every id, as the first one has (`uid_map`, proc(5)).
+fn maps_all_ids() -> Result<bool, rustix::io::Errno> {
+    use rustix::fs::{Mode, OFlags};
+    let mut beginning = [0; 64];
+    let file = rustix::fs::open(c"/proc/self/uid_map", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let file = Descriptor::from(file);
+    let length = rustix::io::read(&file, &mut beginning)?;
+    Ok(is_whole(&beginning[..length]))
+}
+
+/// Whether a line of `uid_map` is of all ids: from 0 on, to whatever they are outside.
+fn is_whole(map: &[u8]) -> bool {
+    let mut words = map.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    (words.next(), words.nth(1)) == (Some(b"0"), Some(u32::MAX.to_string().as_bytes()))
+}
+
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// In [`FORKS`]: some are not counted.
@@ -82,4 +106,29 @@ pub fn forking_unseen() {
 pub fn forked() {
     PID.store(0, Ordering::Relaxed);
     GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_map_of_all_ids_is_whole() {
+        // The first namespace; one that maps all as they are; then what has ids beside it: a container's, a service's with PrivateUsers, none yet.
+        for (map, whole) in [
+            ("         0          0 4294967295\n", true),
+            ("0 0 4294967295\n", true),
+            ("         0     100000      65536\n", false),
+            ("         0          0          1\n       103        103          1\n", false),
+            ("", false),
+        ] {
+            assert_eq!(is_whole(map.as_bytes()), whole, "{map}");
+        }
+    }
+
+    #[test]
+    fn an_id_of_no_mapping_is_nobody_in_particular() {
+        assert!(is_somebody(0) && is_somebody(1000));
+        assert_eq!(is_somebody(UNMAPPED), maps_all_ids().unwrap());
+    }
 }

@@ -41,7 +41,7 @@ use crate::reason::Reason;
 use crate::segment::{Nonce, Segment};
 use crate::uninterrupted::Descriptor;
 use crate::unix::Name;
-use crate::{tcp, unix};
+use crate::{process, tcp, unix};
 
 const MESSAGE_MAGIC: [u8; 8] = *b"THALLUSo";
 const MESSAGE_BYTES: usize = 24;
@@ -401,7 +401,7 @@ fn admit(offer: BorrowedFd<'_>, ends: Ends, place: Place) -> Result<Descriptor, 
 fn check_owner(socket: BorrowedFd<'_>, ends: Ends, of_client: bool) -> Result<u32, Failure> {
     let owner = ends.owner(of_client)?;
     let uid = uid_of_peer(socket)?;
-    if uid == owner { Ok(uid) } else { Err(Failure::Stay(Reason::NotOwner)) }
+    if uid == owner && process::is_somebody(uid) { Ok(uid) } else { Err(Failure::Stay(Reason::NotOwner)) }
 }
 
 /// The effective user of the process at the other end of `socket`, when it connected or listened.
