@@ -1,5 +1,5 @@
-"""Services of systemd with the units of Debian's packages and README's addition to them, in a guest of scripts/rdma-vm: a systemd of its own,
-in namespaces, starts redis-server and memcached.
+"""Services of systemd with the units of Debian's packages and README's additions to them, in a guest of scripts/rdma-vm: a systemd of its own,
+in namespaces, starts redis-server, memcached and PostgreSQL.
 
     services.py LIBRARY THALLUS README
 """
@@ -64,14 +64,35 @@ def meet(service: tuple, user: str) -> str:
     return "".join(end["reason"] or end["fabric"] for end in ends)
 
 
-def start(service: tuple, lines: list[str]) -> None:
-    """Starts it anew with these lines for its [Service]."""
-    name, port, *_ = service
-    folder = UNITS / f"{name}.service.d"
+def meet_postgres() -> dict[str, str]:
+    """The fabrics, or reasons, of both ends of a connection of psql's over the Unix socket, by command."""
+    [cluster] = Path("/etc/postgresql").glob("*/main")
+    # What starts the server replaces its environment.
+    with (cluster / "environment").open("a") as environment:
+        environment.write(f"LD_PRELOAD = '{LIBRARY}'\n")
+    restart(f"postgresql@{cluster.parent.name}-main", [])
+    client = ["setpriv", "--reuid", "postgres", "--clear-groups", "env", f"LD_PRELOAD={LIBRARY}", "psql", "-X", "-q", "-t"]
+    questions = "select 'answer';\n" * 64 + f"\\! {THALLUS} status --json\n"
+    output = subprocess.run(client, input=questions, check=True, stdout=subprocess.PIPE, text=True, timeout=DEADLINE).stdout
+    answers, _, status = output.partition("{")
+    assert answers.split() == ["answer"] * 64, answers
+    ends = json.loads("{" + status)["connections"]
+    return {re.match(r"\w+", end["command"])[0]: end["reason"] or end["fabric"] for end in ends}
+
+
+def restart(unit: str, lines: list[str]) -> None:
+    """Starts it anew with these lines in its [Service]."""
+    folder = UNITS / f"{unit}.service.d"
     folder.mkdir(exist_ok=True)
     (folder / "thallus.conf").write_text("\n".join(["[Unit]", "DefaultDependencies=no", "[Service]", *lines, ""]))
     subprocess.run(["systemctl", "daemon-reload"], check=True)
-    subprocess.run(["systemctl", "restart", name], check=True)
+    subprocess.run(["systemctl", "restart", unit], check=True)
+
+
+def start(service: tuple, lines: list[str]) -> None:
+    """Starts it anew with these lines in its [Service], and waits for it."""
+    name, port, *_ = service
+    restart(name, lines)
     end = time.monotonic() + DEADLINE
     while True:
         try:
@@ -99,6 +120,9 @@ def within() -> None:
     seen(REDIS, addition(), "nobody", "shm")
     seen(MEMCACHED, of("Environment"), "nobody", "no-diag")
     seen(MEMCACHED, of("Environment", "RestrictAddressFamilies"), "nobody", "shm")
+    found = meet_postgres()
+    print(f"PostgreSQL over its Unix socket: {found}", flush=True)
+    assert found == {"psql": "shm", "postgres": "shm"}
     print("services: as README says", flush=True)
 
 
