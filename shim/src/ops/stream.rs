@@ -513,6 +513,10 @@ fn place_of(input: i32) -> Result<i64, Errno> {
     }
 }
 
+/// The kernel moves as much of a file at once: a pipe's default 16 pages (`PIPE_DEF_BUFFERS` of linux/pipe_fs_i.h).
+const FILE_PIECE: usize = 16 * PAGE;
+const PAGE: usize = 4096;
+
 /// Moves bytes from a file, from `start` on, to an upgraded connection through a buffer, and tells where that has ended. Of what can't be
 /// read at a given place, as a pipe or a socket, nothing is read: what does not fit could not be put back. The kernel refuses it, too
 /// (`splice_direct_to_actor` of fs/splice.c).
@@ -525,7 +529,11 @@ fn copy_file(
 ) -> isize {
     // SAFETY: the application named this descriptor for the duration of its call.
     let file = unsafe { rustix::fd::BorrowedFd::borrow_raw(input) };
-    let mut buffer = vec![0u8; count.min(128 << 10)];
+    // Where the file is opened with `O_DIRECT`, its device reads into memory that begins as a page does, and in whole blocks: so no piece
+    // but the last is of another size than the kernel's.
+    let mut memory = vec![0u8; count.min(FILE_PIECE) + PAGE];
+    let begins = memory.as_ptr().align_offset(PAGE).min(PAGE);
+    let buffer = &mut memory[begins..begins + count.min(FILE_PIECE)];
     let mut total = 0;
     let failed = loop {
         let wanted = (count - total).min(buffer.len());

@@ -14,6 +14,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("sendfile_from_what_is_no_file", sends_no_files, drains),
     Behaviour::connected("sendfile_of_impossible_counts", sends_impossible_counts, drains),
     Behaviour::connected("sendfile_from_itself", sends_itself, sends_on_demand),
+    Behaviour::connected("sendfile_past_the_page_cache", sends_past_the_cache, has_the_same_file),
     Behaviour::connected("parts_of_options", asks_for_parts, sends_on_demand),
     Behaviour::connected("messages_nowhere", has_messages_nowhere, sends_on_demand),
     Behaviour::connected("reads_of_nothing_by_preadv2", reads_nothing, sends_on_demand),
@@ -107,6 +108,46 @@ fn sends_itself(side: &Side, fd: Fd) {
     assert_eq!(calls::sendfile_at(fd, fd, Some(0), 4), Err(Errno::ESPIPE));
     assert_eq!(calls::recv(fd, 10, 0), Ok(b"data".to_vec()));
     stop(side);
+}
+
+/// Both processes run it.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// A file that is opened with `O_DIRECT` is read in whole blocks of its device, into memory that begins with one.
+fn sends_past_the_cache(side: &Side, fd: Fd) {
+    let tell = |offset: i64, sent: usize| {
+        side.tell(sent as u64);
+        side.tell(offset.cast_unsigned());
+    };
+    // Not every file system has such files.
+    if let Ok(file) = calls::open(PROGRAM, libc::O_RDONLY | libc::O_DIRECT) {
+        for (offset, count) in [(0, 4096), (4096, 12_288), (16_384, 200_000), (100, 300), (0, 10), (0, 512)] {
+            match calls::sendfile_at(fd, file, Some(offset), count) {
+                Ok((sent, _)) if sent > 0 => tell(offset, sent),
+                _ => {}
+            }
+        }
+        assert_eq!(calls::sendfile(fd, file, 4096), Ok(4096));
+        assert_eq!(calls::place_of(file), Ok(4096));
+        tell(0, 4096);
+    }
+    assert_came(side, 0);
+}
+
+fn has_the_same_file(side: &Side, fd: Fd) {
+    let file = std::fs::read(PROGRAM).expect("this program");
+    loop {
+        let sent = side.told() as usize;
+        if sent == 0 {
+            break;
+        }
+        let offset = side.told() as usize;
+        assert!(
+            receive_exactly(fd, sent) == file[offset..offset + sent],
+            "other bytes came from {offset} on"
+        );
+    }
+    side.sync("done");
 }
 
 fn asks_for_parts(side: &Side, fd: Fd) {
