@@ -76,7 +76,7 @@ pub(super) const ALL: &[Behaviour] = &[
     passed("to_another_process_after_the_close", passed_after_the_end, closes_before_it_is_passed)
         .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::whole("in_mid_stream", hands_on_in_mid_stream, streams_through, Tally::Unknown)
-        .alone(&["passed-to-process"])
+        .alone(&["passed-to-process", "inherited-by-exec"])
         .tally(Tally::Unknown, Tally::AtLeast(RUNS / 2, RUNS)),
     Behaviour::whole("to_stdio", stdio, talks_in_lines, Tally::Total(1))
         .alone(&["stdio"])
