@@ -165,6 +165,50 @@ fn rows_larger_than_every_buffer_pass() {
     });
 }
 
+/// A frame for each row would be a way there and back for each.
+#[test]
+fn windows_smaller_than_a_row_are_no_frame_for_each_row() {
+    within(|| {
+        let config = Config { window: 1, outgoing: 1, ..SMALL };
+        twice(&[2, 1, 2], config, 5_000, &Partition::Hash(vec![0]), &Partition::Random(1));
+        let nodes = nodes(&[1, 1], config);
+        assert!(frames(&nodes, 10_000) < 50);
+        leave(nodes);
+    });
+}
+
+/// Who has little room gets small pieces, also of those who have more.
+#[test]
+fn pieces_suit_the_window_of_who_gets_them() {
+    within(|| {
+        let (seats, cluster) = seats(&[1, 1]);
+        let joining: Vec<_> = (0..)
+            .map(NodeId)
+            .zip(seats)
+            .zip([1 << 20, 64 << 10])
+            .map(|((me, seat), window)| {
+                let (cluster, config) = (cluster.clone(), Config { window, ..Config::default() });
+                thread::spawn(move || Node::join(seat, cluster, me, config).unwrap())
+            })
+            .collect();
+        let nodes: Vec<_> = joining.into_iter().map(|joining| joining.join().unwrap()).collect();
+        assert!(frames(&nodes, 100_000) > 800_000 / (16 << 10));
+        leave(nodes);
+    });
+}
+
+/// In which so many integers, sent at once, reach the other process.
+fn frames(nodes: &[Node], rows: i64) -> u64 {
+    let mut halves = halves(nodes, 1);
+    let ((mut sender, _own), (other, receiver)) = (halves.remove(0), halves.remove(0));
+    let reading = thread::spawn(move || sum(receiver.map(Result::unwrap)));
+    sender.send_to(WorkerId(1), batch(0..rows)).unwrap();
+    sender.finish().unwrap();
+    other.finish().unwrap();
+    assert_eq!(reading.join().unwrap(), (usize::try_from(rows).unwrap(), rows * (rows - 1) / 2));
+    nodes[0].links()[0].1.frames
+}
+
 #[test]
 fn memory_is_used_again_by_later_shuffles() {
     within(|| {

@@ -14,6 +14,9 @@ use super::wire::{Head, Kind};
 use crate::stream::{self, Ins, Outs};
 use crate::{Error, Gather, NodeId, Result, WorkerId, halves};
 
+/// Bytes of rows that go in one piece, however small the window: a frame of one row is some hundred bytes, and a way there and back.
+const PIECE: usize = 4 << 10;
+
 /// Pushes rows as they come. Sleeps while there is no room.
 pub type Sender = halves::Sender<Outlet>;
 
@@ -63,7 +66,7 @@ impl halves::Outlet for Outlet {
             return inbox.add_batch(stream::of_schema(&batch, &self.schema)?);
         };
         // What is larger than a part of the window goes in pieces, so that reading and sending overlap.
-        let most = (shared.config.window / 4).max(1);
+        let most = (link.window() / 4).max(PIECE);
         let rows = batch.num_rows();
         let pieces = stream::bytes(&batch).div_ceil(most);
         let step = rows.div_ceil(pieces.clamp(1, rows.max(1))).max(1);

@@ -153,6 +153,11 @@ impl Link {
         Self { node, stream, window, capacity, epoll, outgoing: Mutex::new(outgoing), room: Condvar::new() }
     }
 
+    /// Bytes of a shuffle that the peer takes without having read them.
+    pub(super) fn window(&self) -> usize {
+        usize::try_from(self.window).expect("above zero")
+    }
+
     /// The event that the network thread waits for.
     pub(super) fn event(&self, room: bool) -> EpollEvent {
         let flags = if room { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
