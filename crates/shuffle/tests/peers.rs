@@ -164,6 +164,56 @@ fn a_stranger_that_stutters_does_not_hold_up_the_meeting() {
     });
 }
 
+/// Joins as `me` of three of which one has been there, as `gone` plays it, and one never comes. What is said, long before the time
+/// is over.
+fn meets_in_vain(me: usize, gone: usize, play: impl FnOnce(&Cluster, &TcpListener)) -> String {
+    let (mut seats, cluster) = seats(&[1, 1, 1]);
+    let seat = seats.remove(me);
+    // The one that never comes does not listen either.
+    let listener = TcpListener::from(seats.remove(if gone > me { gone - 1 } else { gone }));
+    drop(seats);
+    let joining = {
+        let (cluster, me) = (cluster.clone(), NodeId(u32::try_from(me).unwrap()));
+        thread::spawn(move || push::Node::join(seat, cluster, me, SMALL).unwrap_err())
+    };
+    play(&cluster, &listener);
+    let since = Instant::now();
+    let told = joining.join().unwrap().to_string();
+    assert!(since.elapsed() < SMALL.patience / 3, "{told}");
+    told
+}
+
+#[test]
+fn who_was_there_and_is_gone_is_not_waited_for_when_meeting() {
+    within(|| {
+        for (me, gone) in [(1, 0), (2, 0), (2, 1)] {
+            let told = meets_in_vain(me, gone, |cluster, _| {
+                let (me, gone) = (NodeId(u32::try_from(me).unwrap()), u32::try_from(gone).unwrap());
+                let mut stream = TcpStream::connect(cluster.address(me)).unwrap();
+                let mut hello = b"THALSHUF".to_vec();
+                hello.extend([1, gone].iter().flat_map(|number: &u32| number.to_le_bytes()));
+                hello.extend(cluster.token().to_le_bytes());
+                hello.extend([3, 3].iter().flat_map(|number: &u32| number.to_le_bytes()));
+                hello.extend([4096, 0, 0, 0].iter().flat_map(|number: &u64| number.to_le_bytes()));
+                stream.write_all(&hello).unwrap();
+                stream.read_exact(&mut hello).unwrap();
+            });
+            assert!(told.starts_with(&format!("process {gone} is gone")), "{told}");
+        }
+        for (me, gone) in [(0, 1), (0, 2), (1, 2)] {
+            for answers in [false, true] {
+                let told = meets_in_vain(me, gone, |cluster, listener| {
+                    let (stream, _) = listener.accept().unwrap();
+                    if answers {
+                        greet(&stream, cluster, NodeId(u32::try_from(gone).unwrap()));
+                    }
+                });
+                assert!(told.starts_with(&format!("process {gone} is gone")), "{told}");
+            }
+        }
+    });
+}
+
 /// A request of the staged design.
 fn request(id: u64, shuffle: u64, source: u32, most: u64) -> Vec<u8> {
     let mut bytes = b"THALFTCH".to_vec();

@@ -1,7 +1,8 @@
 //! How the processes of a cluster find each other.
 //!
 //! Each connects to all with higher numbers, which needs nobody's help (the kernel accepts), greets them, answers those with
-//! lower numbers, and then reads the answers of the higher ones. So nobody waits for one that waits for it.
+//! lower numbers, and reads the answers of the higher ones, all as they come: so nobody waits for one that waits for it. Who has
+//! been there and is gone ends the meeting; only who has not been there yet is waited for.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -29,95 +30,156 @@ const STRANGERS: usize = 64;
 const PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) fn meet(listener: TcpListener, cluster: Cluster, me: NodeId, config: Config) -> Result<Node> {
-    let deadline = deadline::after(config.patience);
-    let hello = Hello { node: me, window: config.window as u64 }.to_bytes(&cluster);
-    let mut met: Vec<Option<(TcpStream, u64)>> = (0..cluster.nodes()).map(|_| None).collect();
-
-    let mut asked = Vec::new();
-    for node in (me.0 + 1..).take(cluster.nodes() - me.index() - 1).map(NodeId) {
-        let mut stream = connect(&cluster, node, deadline)?;
-        stream.write_all(&hello).map_err(Error::io("greet"))?;
-        asked.push((node, stream));
+    listener.set_nonblocking(true).map_err(Error::io("accept"))?;
+    let mut meeting = Meeting {
+        cluster: &cluster,
+        me,
+        hello: Hello { node: me, window: config.window as u64 }.to_bytes(&cluster),
+        deadline: deadline::after(config.patience),
+        missing: (me.0 + 1..).take(cluster.nodes() - me.index() - 1).map(NodeId).collect(),
+        asked: Vec::new(),
+        guests: VecDeque::new(),
+        met: (0..cluster.nodes()).map(|_| None).collect(),
+    };
+    while meeting.met.iter().flatten().count() + 1 < cluster.nodes() {
+        meeting.connect()?;
+        meeting.wait(&listener)?;
+        meeting.look()?;
+        meeting.accept(&listener)?;
     }
-    answer(&listener, &cluster, me, &hello, deadline, &mut met)?;
-    for (node, stream) in asked {
-        let theirs =
-            read_hello(&stream, &cluster, deadline).map_err(|why| Error::Join(format!("{node}: {why}")))?;
-        if theirs.node != node {
-            return Err(Error::Cluster(format!("{} is at the address of {node}", theirs.node)));
-        }
-        met[node.index()] = Some((stream, theirs.window));
-    }
+    let met = meeting.met;
     begin(listener, cluster, me, config, met).map_err(Error::io("network thread"))
 }
 
-fn connect(cluster: &Cluster, node: NodeId, deadline: Instant) -> Result<TcpStream> {
-    let address = cluster.address(node);
-    loop {
-        let rest = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        match socket::connect(&address, rest) {
-            Ok(stream) => return Ok(stream),
-            // Not there yet.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < deadline => {
-                thread::sleep(PAUSE);
-            }
-            Err(error) => return Err(Error::Join(format!("{node} at {address}: {error}"))),
-        }
-    }
-}
-
-/// Answers the greetings of all with lower numbers. Strangers are sent away, and hold up nobody, whatever they say or don't.
-fn answer(
-    listener: &TcpListener,
-    cluster: &Cluster,
+struct Meeting<'a> {
+    cluster: &'a Cluster,
     me: NodeId,
-    hello: &[u8; HELLO],
+    hello: [u8; HELLO],
     deadline: Instant,
-    met: &mut [Option<(TcpStream, u64)>],
-) -> Result<()> {
-    let mut guests: VecDeque<Guest> = VecDeque::new();
-    listener.set_nonblocking(true).map_err(Error::io("accept"))?;
-    while met[..me.index()].iter().any(Option::is_none) {
-        let Some(rest) = deadline.checked_duration_since(Instant::now()) else {
-            return Err(Error::Join("not all processes have connected".into()));
-        };
-        let sockets = guests.iter().map(|guest| guest.stream.as_fd()).chain([listener.as_fd()]);
-        let mut waited: Vec<_> = sockets.map(|socket| PollFd::new(socket, PollFlags::POLLIN)).collect();
-        match poll(&mut waited, PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX)) {
-            Ok(_) => {}
-            Err(nix::errno::Errno::EINTR) => continue,
-            Err(error) => return Err(Error::io("accept")(error.into())),
-        }
-        let mut ready = waited.iter().map(|socket| socket.any() == Some(true)).collect::<Vec<_>>();
-        let comes = ready.pop() == Some(true);
-        for is_ready in ready {
-            let mut guest = guests.pop_front().expect("as many as were waited for");
-            if !is_ready || guest.read().is_ok_and(|whole| !whole) {
-                guests.push_back(guest);
-            } else if guest.have == HELLO
-                && let Ok(theirs) = Hello::from_bytes(&guest.bytes, cluster)
-                && theirs.node < me
-                && met[theirs.node.index()].is_none()
-                && guest.stream.write_all(hello).is_ok()
-            {
-                met[theirs.node.index()] = Some((guest.stream, theirs.window));
-            }
-        }
-        if comes {
-            match listener.accept().and_then(|(stream, _)| stream.set_nonblocking(true).map(|()| stream)) {
-                Ok(stream) => guests.push_back(Guest { stream, bytes: [0; HELLO], have: 0 }),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(Error::io("accept")(error)),
-            }
-            if guests.len() > STRANGERS + cluster.nodes() {
-                guests.pop_front();
-            }
-        }
-    }
-    Ok(())
+    /// Those with higher numbers that are not there yet.
+    missing: Vec<NodeId>,
+    /// Those that were greeted, and have not answered.
+    asked: Vec<(NodeId, Guest)>,
+    /// Those with lower numbers, or strangers.
+    guests: VecDeque<Guest>,
+    /// By process, with its window.
+    met: Vec<Option<(TcpStream, u64)>>,
 }
 
-/// Somebody who has connected, and not greeted.
+impl Meeting<'_> {
+    /// Greets those with higher numbers that are there now.
+    fn connect(&mut self) -> Result<()> {
+        for node in std::mem::take(&mut self.missing) {
+            let address = self.cluster.address(node);
+            let rest = self.deadline.saturating_duration_since(Instant::now());
+            match socket::connect(&address, rest.max(Duration::from_millis(1))) {
+                Ok(mut stream) => {
+                    stream.write_all(&self.hello).map_err(|error| gone(node, &error))?;
+                    stream.set_nonblocking(true).map_err(Error::io("greet"))?;
+                    self.asked.push((node, Guest::new(stream)));
+                }
+                // Not there yet.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && !rest.is_zero() => {
+                    self.missing.push(node);
+                }
+                Err(error) => return Err(Error::Join(format!("{node} at {address}: {error}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until somebody says something, comes or goes, or it is time to connect to those that are missing.
+    fn wait(&self, listener: &TcpListener) -> Result<()> {
+        let rest = match self.deadline.checked_duration_since(Instant::now()) {
+            // Of them the next try tells that they have not come in time.
+            rest if !self.missing.is_empty() => rest.unwrap_or_default().min(PAUSE),
+            Some(rest) => rest,
+            None => {
+                let silent = self.asked.first().map(|(node, _)| format!("{node} does not answer"));
+                return Err(Error::Join(silent.unwrap_or("not all processes have connected".into())));
+            }
+        };
+        let guests = self.asked.iter().map(|(_, guest)| guest).chain(&self.guests);
+        let readable = guests.map(|guest| guest.stream.as_fd()).chain([listener.as_fd()]);
+        let readable = readable.map(|socket| PollFd::new(socket, PollFlags::POLLIN));
+        let met = self.met.iter().flatten().map(|(stream, _)| of_end(stream));
+        let mut waited: Vec<_> = readable.chain(met).collect();
+        match poll(&mut waited, PollTimeout::try_from(rest).unwrap_or(PollTimeout::MAX)) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(error) => Err(Error::io("wait for the others")(error.into())),
+        }
+    }
+
+    /// Who has said something, or is gone. Strangers are sent away, and hold up nobody, whatever they say or don't.
+    fn look(&mut self) -> Result<()> {
+        for (node, met) in (0..).map(NodeId).zip(&self.met) {
+            if let Some((stream, _)) = met
+                && poll(&mut [of_end(stream)], PollTimeout::ZERO) == Ok(1)
+            {
+                return Err(gone(node, &io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+        for (node, mut guest) in std::mem::take(&mut self.asked) {
+            if !guest.read().map_err(|error| gone(node, &error))? {
+                self.asked.push((node, guest));
+                continue;
+            }
+            let theirs = Hello::from_bytes(&guest.bytes, self.cluster)
+                .map_err(|why| Error::Join(format!("{node}: {why}")))?;
+            if theirs.node != node {
+                return Err(Error::Cluster(format!("{} is at the address of {node}", theirs.node)));
+            }
+            self.met[node.index()] = Some((guest.stream, theirs.window));
+        }
+        for mut guest in std::mem::take(&mut self.guests) {
+            match guest.read() {
+                Ok(true) => self.answer(guest)?,
+                Ok(false) => self.guests.push_back(guest),
+                Err(_) => {} // it never said who it is
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers the greeting of a process with a lower number.
+    fn answer(&mut self, mut guest: Guest) -> Result<()> {
+        if let Ok(theirs) = Hello::from_bytes(&guest.bytes, self.cluster)
+            && theirs.node < self.me
+            && let met @ None = &mut self.met[theirs.node.index()]
+        {
+            guest.stream.write_all(&self.hello).map_err(|error| gone(theirs.node, &error))?;
+            *met = Some((guest.stream, theirs.window));
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, listener: &TcpListener) -> Result<()> {
+        match listener.accept().and_then(|(stream, _)| stream.set_nonblocking(true).map(|()| stream)) {
+            Ok(stream) => self.guests.push_back(Guest::new(stream)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(Error::io("accept")(error)),
+        }
+        if self.guests.len() > STRANGERS + self.cluster.nodes() {
+            self.guests.pop_front();
+        }
+        Ok(())
+    }
+}
+
+/// Waits for the end alone: who has met all others may already say what is for later. It is no flag of nix.
+fn of_end(stream: &TcpStream) -> PollFd<'_> {
+    PollFd::new(stream.as_fd(), PollFlags::from_bits_retain(nix::libc::POLLRDHUP))
+}
+
+fn gone(node: NodeId, error: &io::Error) -> Error {
+    let why = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
+        _ => error.to_string(),
+    };
+    Error::Gone { node, why }
+}
+
+/// Somebody who has not greeted, or not answered.
 struct Guest {
     stream: TcpStream,
     bytes: [u8; HELLO],
@@ -125,7 +187,11 @@ struct Guest {
 }
 
 impl Guest {
-    /// Whether it has greeted now.
+    fn new(stream: TcpStream) -> Self {
+        Self { stream, bytes: [0; HELLO], have: 0 }
+    }
+
+    /// Whether all that it says first is there now.
     fn read(&mut self) -> io::Result<bool> {
         match self.stream.read(&mut self.bytes[self.have..]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -135,28 +201,6 @@ impl Guest {
         }
         Ok(self.have == HELLO)
     }
-}
-
-fn read_hello(stream: &TcpStream, cluster: &Cluster, deadline: Instant) -> Result<Hello> {
-    let mut bytes = [0; HELLO];
-    read_until(stream, &mut bytes, deadline).map_err(Error::io("greeting"))?;
-    Hello::from_bytes(&bytes, cluster)
-}
-
-/// Fills `bytes`, until `deadline` in all.
-fn read_until(mut stream: &TcpStream, bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
-    let mut have = 0;
-    while have < bytes.len() {
-        let rest = deadline.checked_duration_since(Instant::now()).ok_or(io::ErrorKind::TimedOut)?;
-        stream.set_read_timeout(Some(rest.max(Duration::from_millis(1))))?;
-        match stream.read(&mut bytes[have..]) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(read) => have += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 fn begin(
@@ -176,7 +220,6 @@ fn begin(
             continue;
         };
         socket::prepare(&stream)?;
-        stream.set_read_timeout(None)?;
         stream.set_nonblocking(true)?;
         let link = Link::new(node, stream, window, config.outgoing, epoll.clone());
         epoll.add(&link.stream, link.event(false))?;

@@ -87,7 +87,8 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// [`Error::Join`] if somebody has not come in time; settings that make no sense.
+    /// [`Error::Join`] if somebody has not come in time; [`Error::Gone`] if somebody has been there, and is gone before all have
+    /// met; settings that make no sense.
     pub fn join(seat: Seat, cluster: Cluster, me: NodeId, config: Config) -> Result<Self> {
         let listener = seat.of(&cluster, me)?;
         if config.window == 0 || i64::try_from(config.window).is_err() || config.batch_rows == 0 {
