@@ -310,6 +310,29 @@ fn are_read(node: &staged::Node, requests: u64) -> bool {
     node.served().requests >= requests
 }
 
+/// It has asked here, but nobody here has asked it yet.
+#[test]
+fn who_has_asked_and_is_gone_is_not_waited_for() {
+    within(|| {
+        let (mut seats, cluster) = seats(&[1, 1]);
+        drop(seats.remove(1));
+        let node = staged::Node::join(seats.remove(0), cluster.clone(), NodeId(0), staged::Config::default())
+            .unwrap();
+        let mut client = client_of(&cluster);
+        client.write_all(&request(1, 1, 0, 1 << 20)).unwrap();
+        assert!(are_read(&node, 1));
+        drop(client);
+        let (mut sender, receiver) = node.shuffle(1, &schema()).unwrap().remove(0);
+        sender.send_to(WorkerId(1), batch(0..10)).unwrap();
+        sender.finish().unwrap();
+        let since = Instant::now();
+        let told = errors([receiver]);
+        assert!(told[0].starts_with("process 1 is gone"), "{told:?}");
+        assert!(node.leave(), "what it would have fetched is dropped");
+        assert!(since.elapsed() < staged::Config::default().patience / 3);
+    });
+}
+
 #[test]
 fn many_may_wait_for_a_worker_on_one_connection() {
     within(|| {

@@ -105,7 +105,7 @@ struct Open {
     connections: HashMap<Key, Arc<Connection>>,
     /// Somebody is making this one.
     connecting: HashSet<Key>,
-    /// Processes that there was a connection to: who refuses one now is gone.
+    /// Processes that there was a connection to.
     met: HashSet<NodeId>,
     /// What each said it is.
     processes: HashMap<NodeId, u64>,
@@ -226,11 +226,8 @@ impl Client {
     }
 
     fn try_to_tell(self: &Arc<Self>, key: Key) {
-        if self.connection(key, false).is_err() {
-            let mut open = self.lock();
-            if open.met.contains(&key.0) {
-                open.unsaid.remove(&key); // it is gone
-            }
+        if self.connection(key, false).is_err() && self.has_been_there(key.0) {
+            self.lock().unsaid.remove(&key); // it is gone
         }
     }
 
@@ -349,26 +346,28 @@ impl Client {
                 Err(error)
                     if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < deadline =>
                 {
-                    let open = self.lock();
-                    if open.closed {
+                    if self.lock().closed {
                         return Err(Error::Closed);
                     }
-                    let met = open.met.contains(&node);
-                    drop(open);
-                    if met {
+                    if self.has_been_there(node) {
                         self.lost(node);
                         return Err(Error::Gone { node, why: error.to_string() });
                     }
                     thread::sleep(PAUSE);
                 }
                 Err(error) => {
-                    if is_nobody(&error) && self.lock().met.contains(&node) {
+                    if is_nobody(&error) && self.has_been_there(node) {
                         self.lost(node);
                     }
                     return Err(Error::Gone { node, why: format!("connect to {address}: {error}") });
                 }
             }
         }
+    }
+
+    /// Whether a process has been connected to, or has connected and asked: who refuses a connection then is gone.
+    fn has_been_there(&self, node: NodeId) -> bool {
+        self.server.has_seen(node) || self.lock().met.contains(&node)
     }
 
     /// A process that was there is not any more: nothing is kept for its workers.

@@ -128,6 +128,8 @@ pub(super) struct Server {
     /// A connection is gone.
     fewer: Condvar,
     leaving: AtomicBool,
+    /// By process: its workers have asked for something, so it has been there.
+    seen: Vec<AtomicBool>,
     requests: Queue<Asked>,
     responses: Queue<Arc<Connection>>,
     counters: Counters,
@@ -145,6 +147,7 @@ impl Server {
         };
         // Twice: one that is closed for idleness may be made anew before its end has been seen here.
         let most = config.connections.max(2 * others);
+        let seen = (0..cluster.nodes()).map(|_| AtomicBool::new(false)).collect();
         Ok(Self {
             cluster,
             me,
@@ -157,6 +160,7 @@ impl Server {
             connections: Mutex::default(),
             fewer: Condvar::new(),
             leaving: AtomicBool::new(false),
+            seen,
             requests: Queue::new(config.queue),
             responses: Queue::new(config.queue),
             counters: Counters::default(),
@@ -174,6 +178,11 @@ impl Server {
             full_socket: load(full_socket),
             scarce: load(scarce),
         }
+    }
+
+    /// Whether a process has been there, and asked.
+    pub(super) fn has_seen(&self, node: NodeId) -> bool {
+        self.seen[node.index()].load(Ordering::Relaxed)
     }
 
     /// The open connections.
@@ -330,6 +339,7 @@ impl Server {
             if !self.cluster.workers_of(self.me).contains(&request.source.0) {
                 return false;
             }
+            self.seen[self.cluster.node_of(request.target).index()].store(true, Ordering::Relaxed);
             let mut held = false;
             if request.most > 0 {
                 let mut sending = connection.lock();
