@@ -227,7 +227,11 @@ impl Client {
 
     fn try_to_tell(self: &Arc<Self>, key: Key) {
         if self.connection(key, false).is_err() && self.has_been_there(key.0) {
-            self.lock().unsaid.remove(&key); // it is gone
+            let mut open = self.lock();
+            // Who is connecting takes it along.
+            if !open.connecting.contains(&key) {
+                open.unsaid.remove(&key); // it is gone
+            }
         }
     }
 
@@ -636,6 +640,28 @@ mod tests {
             client.shut();
             assert_eq!(first.read(&mut request).unwrap(), 0, "nothing went there");
         }
+    }
+
+    /// Of a process that has been there, and that another thread is just connecting to again.
+    #[test]
+    fn that_nobody_wants_a_block_is_kept_for_the_connection_that_is_being_made() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let cluster = Cluster::new(1, &[(listener.local_addr().unwrap(), 1)]).unwrap();
+        let client = self::client(&cluster);
+        let key = (NodeId(0), None);
+        client.lock().met.insert(NodeId(0));
+        client.lock().connecting.insert(key);
+        client.decline(7, WorkerId(0), WorkerId(0));
+        // The other thread goes on.
+        client.lock().connecting.remove(&key);
+        drop(client.connection(key, true).unwrap());
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut request = [0; REQUEST];
+        stream.read_exact(&mut request).unwrap();
+        assert_eq!(Request::from_bytes(&request, &cluster).unwrap().most, 0);
+        drop(stream);
+        client.shut();
     }
 
     #[test]
