@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
@@ -46,7 +46,15 @@ const KEPT: usize = 64 << 20;
 /// Bytes of a partition that may come without having been read, and a frame.
 pub(crate) const WINDOW: usize = 4 << 20;
 
-type Slot = Arc<tokio::sync::Mutex<Option<Arc<Connection>>>>;
+/// What there is of a worker. Held while a connection is made.
+#[derive(Default)]
+struct Place {
+    connection: Option<Arc<Connection>>,
+    /// How the last try to make one has failed, and when.
+    failed: Option<(Instant, String)>,
+}
+
+type Slot = Arc<tokio::sync::Mutex<Place>>;
 
 /// Finds workers by their URLs.
 #[derive(Clone)]
@@ -73,21 +81,30 @@ impl Resolver {
         let address = format!("{host}:{port}");
         let slot =
             self.0.slots.lock().expect("nobody panics with it").entry(address.clone()).or_default().clone();
-        let mut slot = slot.lock().await;
-        if let Some(connection) = slot.as_ref().filter(|connection| connection.lives()) {
+        let asked = Instant::now();
+        let mut place = slot.lock().await;
+        if let Some(connection) = place.connection.as_ref().filter(|connection| connection.lives()) {
             return Ok(connection.clone());
+        }
+        // Who has waited for a try does not wait for another one, one after the other.
+        if let Some((when, why)) = &place.failed
+            && *when >= asked
+        {
+            return Err(exec_datafusion_err!("{why}"));
         }
         let made = Connection::make(address.clone(), self.0.window, self.0.pool.clone());
         let made = io().spawn(async { timeout(PATIENCE, made).await }).await;
-        let connection = match made.map_err(|error| exec_datafusion_err!("worker {address}: {error}"))? {
-            Ok(Ok(connection)) => connection,
-            Ok(Err(error)) => return Err(exec_datafusion_err!("worker {address} can't be reached: {error}")),
-            Err(_) => {
-                return Err(exec_datafusion_err!("worker {address} can't be reached: it does not answer"));
+        let why = match made {
+            Ok(Ok(Ok(connection))) => {
+                place.connection = Some(connection.clone());
+                return Ok(connection);
             }
+            Ok(Ok(Err(error))) => format!("worker {address} can't be reached: {error}"),
+            Ok(Err(_)) => format!("worker {address} can't be reached: it does not answer"),
+            Err(error) => format!("worker {address}: {error}"),
         };
-        *slot = Some(connection.clone());
-        Ok(connection)
+        place.failed = Some((Instant::now(), why.clone()));
+        Err(exec_datafusion_err!("{why}"))
     }
 }
 

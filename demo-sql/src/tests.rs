@@ -300,6 +300,31 @@ async fn dying() -> String {
     address
 }
 
+/// Otherwise the last of many queries would wait many times as long for a host that does not answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_wait_together_for_a_worker_that_does_not_answer() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let resolver = Resolver::new(WINDOW);
+    let url = url(Transport::Thallus, &listener.local_addr().unwrap().to_string()).unwrap();
+    let deaf = tokio::spawn(async move {
+        let mut tries = 0;
+        while let Ok(accepted) = tokio::time::timeout(Duration::from_secs(1), listener.accept()).await {
+            tries += 1;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            drop(accepted);
+        }
+        tries
+    });
+    let asking = (0..8).map(|_| resolver.connection(&url));
+    for outcome in futures_util::future::join_all(asking).await {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("can't be reached"), "{error}");
+    }
+    assert_eq!(deaf.await.unwrap(), 1);
+    // Who asks later tries again.
+    assert!(resolver.connection(&url).await.unwrap_err().to_string().contains("refused"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_tells_which_other_worker_is_gone() {
     let mut cluster = Cluster::new(1).await;
