@@ -71,7 +71,7 @@ def meet_postgres() -> dict[str, str]:
     with (cluster / "environment").open("a") as environment:
         environment.write(f"LD_PRELOAD = '{LIBRARY}'\n")
     restart(f"postgresql@{cluster.parent.name}-main", [])
-    client = ["setpriv", "--reuid", "postgres", "--clear-groups", "env", f"LD_PRELOAD={LIBRARY}", "psql", "-X", "-q", "-t"]
+    client = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups", "env", f"LD_PRELOAD={LIBRARY}", "psql", "-X", "-q", "-t"]
     questions = "select 'answer';\n" * 64 + f"\\! {THALLUS} status --json\n"
     output = subprocess.run(client, input=questions, check=True, stdout=subprocess.PIPE, text=True, timeout=DEADLINE).stdout
     answers, _, status = output.partition("{")
