@@ -254,10 +254,10 @@ pub fn log(given: &Given, complaints: &mut Complaints) -> Option<Log> {
         Level::Warn
     });
     if path == Some("") {
-        let wrong = "no path behind the colon; taking standard error";
-        given.complain(complaints, "THALLUS_LOG", &value, wrong);
+        given.complain(complaints, "THALLUS_LOG", &value, "no path behind the colon; nothing is logged");
+        return None;
     }
-    Some(Log { level, path: path.filter(|path| !path.is_empty()).map(str::to_owned) })
+    Some(Log { level, path: path.map(str::to_owned) })
 }
 
 fn level(name: &str) -> Option<Level> {
@@ -491,7 +491,7 @@ mod tests {
             "F:7: rdma-sl = 16: not a number from 0 to 15; taking the default",
             "F:8: key-file = /nowhere/key: No such file or directory (os error 2); staying on TCP with other hosts",
             "F:9: peers = here: not a list such as 10.0.0.0/24:5432,10.1.2.3; taking the default",
-            "F:11: log = info:: no path behind the colon; taking standard error",
+            "F:11: log = info:: no path behind the colon; nothing is logged",
         ];
         assert_eq!(said, expected);
     }
