@@ -69,6 +69,25 @@ fn a_report_that_cannot_be_written_does_not_take_the_others_with_it() {
 }
 
 #[test]
+fn a_report_for_which_there_is_no_room_leaves_the_older_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report");
+    fs::write(&file, "an older one").unwrap();
+    // No file may have more than two KiB.
+    let limited = "trap '' XFSZ; ulimit -f 4; exec \"$0\" bench --transport tcp --only ping-pong/64/blocking/unpinned \
+                   --seconds 0.05 --rounds 1 --json \"$1\"";
+    let output = Command::new("dash")
+        .args(["-c", limited, env!("CARGO_BIN_EXE_thallus")])
+        .arg(&file)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.ends_with("report: File too large (os error 27)\n"), "{errors}");
+    assert_eq!(fs::read_to_string(file).unwrap(), "an older one");
+}
+
+#[test]
 fn a_report_of_its_own_can_be_compared() {
     let folder = tempfile::tempdir().unwrap();
     let [old, new, few] = ["old", "new", "few"].map(|name| folder.path().join(name));

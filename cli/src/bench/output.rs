@@ -23,13 +23,15 @@ impl<'a> Output<'a> {
     /// Replaces what is in the file, if there is one.
     ///
     /// # Errors
-    /// Those of `text`, and of writing. On a disk that is full the file keeps what it holds.
+    /// Those of `text`, and of writing. Where there is no room for it the file keeps what it holds, if its file system can tell before
+    /// (fallocate(2)).
     pub(super) fn write(self, text: impl FnOnce() -> anyhow::Result<String>) -> anyhow::Result<()> {
         let Some((path, mut file)) = self.0 else { return Ok(()) };
         let text = text()?;
-        let length = text.len() as u64;
-        match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length) {
+        let (before, length) = (file.metadata().map_or(0, |file| file.len()), text.len() as u64);
+        match fallocate(&file, FallocateFlags::empty(), 0, length) {
             Err(full @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => {
+                let _ = file.set_len(before);
                 return Err(full).with_context(failed(path));
             }
             // A pipe has no blocks, nor a length.
