@@ -82,12 +82,17 @@ impl Holds {
     }
 }
 
-/// Waits until the client has printed `line`, after so many connections.
-fn await_line(client: &mut Service, line: &str, count: u64) -> Result<()> {
+/// Waits until the client has printed `line`, after so many connections. Else tells what both do.
+fn await_line(client: &mut Service, server: &Service, line: &str, count: u64) -> Result<()> {
     let start = Instant::now();
     while client.log().lines().last() != Some(line) {
         ensure!(client.ended()?.is_none(), "the client ended\n{}", client.log());
-        ensure!(start.elapsed() < PATIENCE * (count / 1000 + 1) as u32, "{}", client.diagnosis());
+        ensure!(
+            start.elapsed() < PATIENCE * (count / 1000 + 1) as u32,
+            "{}\n{}",
+            client.diagnosis(),
+            server.diagnosis()
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
@@ -114,15 +119,16 @@ fn leave_nothing(address: &str) -> Result<()> {
         Err(_) => server.await_ready(|| scene.path(address).exists())?,
     }
     let mut client = start("client", &[FIRST, rest])?;
-    await_line(&mut client, "first", FIRST)?;
+    await_line(&mut client, &server, "first", FIRST)?;
     let pids = [server.pid(), client.pid()];
     let before = pids.map(Holds::at_rest);
     fs::write(scene.path("go on"), "")?;
-    await_line(&mut client, "all", rest)?;
+    await_line(&mut client, &server, "all", rest)?;
     for (pid, before) in pids.into_iter().zip(before) {
         let before = before?;
         let seen = || format!("had {before:?}, has {:?}", Holds::new(pid));
-        soon("something is left", seen, || Holds::new(pid).is_ok_and(|now| !now.exceeds(&before)))?;
+        let told = || format!("{}\n{}\n{}", seen(), client.diagnosis(), server.diagnosis());
+        soon("something is left", told, || Holds::new(pid).is_ok_and(|now| !now.exceeds(&before)))?;
         println!("{rest} connections to {address}: {}", seen());
     }
     fs::write(scene.path("end"), "")?;
