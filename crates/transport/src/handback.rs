@@ -321,6 +321,10 @@ impl Connection {
         }
         if in_order && counted {
             self.shut_for_good(fd);
+            if self.is_refused() {
+                // The peer's kernel is told so by its hooks, but only once they have seen the request. To this one it is the same.
+                tcp::shutdown(fd, Shutdown::Write);
+            }
             if has_ended {
                 // The peer's kernel says so only once its hooks have seen the request.
                 tcp::shutdown(fd, Shutdown::Read);
@@ -400,10 +404,6 @@ impl Connection {
             self.skip_last_bells(fd, segment);
         }
         self.shut_for_good(fd);
-        if self.is_unix() && self.block.has(flag::SHUT_RD) {
-            // Until now only the peer's hooks knew ([`end::REFUSES`]). Nothing more comes, and what has come is at this side.
-            tcp::shutdown(fd, Shutdown::Read);
-        }
     }
 
     /// A request came to nothing. A peer that asks without end would keep this side from doing anything else.
@@ -474,10 +474,14 @@ impl Connection {
         self.restore_options(fd);
     }
 
-    /// Hands an end of the stream that only the ring knows to the kernel.
+    /// Hands ends of the stream that only the ring knows to the kernel.
     pub(crate) fn shut_for_good(&self, fd: i32) {
         if self.block.has(flag::SHUT_WR) {
             tcp::shutdown(fd, Shutdown::Write);
+        }
+        if self.is_unix() && self.block.has(flag::SHUT_RD) {
+            // Until now only the peer's hooks knew ([`end::REFUSES`]). Nothing more comes, and what has come is at this side.
+            tcp::shutdown(fd, Shutdown::Read);
         }
     }
 

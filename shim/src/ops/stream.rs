@@ -201,6 +201,12 @@ pub(crate) fn transmit_with_control(
         if connection.is_gone() || connection.is_closed() {
             break;
         }
+        if connection.is_refused() {
+            if flags & libc::MSG_NOSIGNAL == 0 {
+                raise_sigpipe();
+            }
+            return errno::count(Err(Errno::PIPE));
+        }
         if flags & libc::MSG_DONTWAIT != 0 || connection.nonblocking.load(Ordering::Relaxed) {
             return errno::count(Err(Errno::AGAIN));
         }

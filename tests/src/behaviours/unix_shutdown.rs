@@ -7,14 +7,15 @@ use libc::{
     SHUT_WR,
 };
 
-use super::Behaviour;
 use super::ending::every_write_fails;
 use super::peers::{fill, send_all};
+use super::unix_rights::late;
 use super::unix_streams::{
     Watch, awaits_room_by_epoll, both, look, new_set, polls_for_room, sends_a_file_until_it_ends,
     sends_a_part, writes_until_it_ends,
 };
-use crate::calls::{self, Errno, Fd, caught, quietly};
+use super::{Behaviour, Tally};
+use crate::calls::{self, Beside, Errno, Fd, caught, quietly};
 use crate::say;
 use crate::side::{
     Pattern, Side, await_readable, await_stopped, receive_exactly, receive_pattern_to_end, while_blocked,
@@ -53,6 +54,10 @@ pub(super) const ALL: &[Behaviour] = &[
     both("reading_is_shut_down_after_8_rounds", stops_reading_after::<8>, waits_after::<8>),
     both("reading_is_shut_down_before_sendmmsg", stops_reading_soon, sends_several_messages),
     both("reading_is_shut_down_before_sendfile", stops_reading_soon, sends_a_file),
+    late("reading_is_shut_down_before_a_descriptor_comes", stops_reading_behind_bytes, gives_to_nobody)
+        .tally(Tally::Returned(1), Tally::Returned(1)),
+    late("reading_is_shut_down_before_a_descriptor_goes", stops_reading_and_gives, takes_and_gives_to_nobody)
+        .tally(Tally::Returned(1), Tally::Returned(1)),
     both("spliced_after_the_end", splices_after_the_end, sends_little_soon),
     both("one_way_goes_on", stops_reading_and_sends_on, receives_to_the_end),
     both("shut_down_reading_writing", shuts_down::<0, true>, shuts_down::<0, false>),
@@ -410,6 +415,59 @@ fn sends_a_file(side: &Side, fd: Fd) {
     let file = calls::file_with(b"contents").expect("memfd_create");
     assert_eq!(calls::sendfile(fd, file, 8), Err(Errno::EPIPE));
     say!("SIGPIPE {}", caught(libc::SIGPIPE));
+    side.sync("done");
+}
+
+/// It makes no call after that before the other side has made its own.
+fn stops_reading_behind_bytes(side: &Side, fd: Fd) {
+    side.sync("sent");
+    assert_eq!(calls::shutdown(fd, SHUT_RD), Ok(0));
+    side.sync("stopped");
+    side.sync("given");
+    assert_eq!(calls::recv(fd, 100, 0), Ok(b"unread".to_vec()));
+    assert_eq!(calls::recv(fd, 100, 0), Ok(vec![]));
+    side.sync("done");
+}
+
+fn gives_to_nobody(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("sent");
+    side.sync("stopped");
+    gives_in_vain(fd);
+    side.sync("given");
+    side.sync("done");
+}
+
+fn gives_in_vain(fd: Fd) {
+    let beside = Beside { fds: &[0], ..Beside::default() };
+    assert_eq!(calls::sendmsg_with(fd, &[b"with"], beside, 0), Err(Errno::EPIPE));
+    say!("SIGPIPE {}", caught(libc::SIGPIPE));
+    assert_eq!(calls::sendmsg_with(fd, &[b"with"], beside, MSG_NOSIGNAL), Err(Errno::EPIPE));
+    assert_eq!(calls::send(fd, b"without", 0), Err(Errno::EPIPE));
+    say!("SIGPIPE {}", caught(libc::SIGPIPE));
+}
+
+fn stops_reading_and_gives(side: &Side, fd: Fd) {
+    side.sync("sent");
+    assert_eq!(calls::shutdown(fd, SHUT_RD), Ok(0));
+    let beside = Beside { fds: &[0], ..Beside::default() };
+    assert_eq!(calls::sendmsg_with(fd, &[b"with"], beside, 0), Ok(4));
+    side.sync("given");
+    side.sync("given back");
+    assert_eq!(calls::recv(fd, 100, 0), Ok(b"unread".to_vec()));
+    assert_eq!(calls::recv(fd, 100, 0), Ok(vec![]));
+    side.sync("done");
+}
+
+fn takes_and_gives_to_nobody(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("sent");
+    side.sync("given");
+    gives_in_vain(fd);
+    assert_eq!(calls::recv(fd, 100, 0), Ok(b"with".to_vec()));
+    side.sync("given back");
     side.sync("done");
 }
 
