@@ -309,6 +309,33 @@ impl Connection {
         let _ = sockopt::set_tcp_cork(socket, self.block.cork.load(Ordering::Relaxed) != 0);
     }
 
+    /// The program has set `TCP_NODELAY` or `TCP_CORK`, whichever `name` is, as the block tells. Bells need the one on and the other off; a
+    /// socket that has none to carry any more is as the program wants it.
+    pub fn keep_bells_prompt(&self, fd: i32, name: i32) {
+        use rustix::net::sockopt;
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        let is_cork = name == libc::TCP_CORK;
+        let set = |on| match is_cork {
+            true => sockopt::set_tcp_cork(socket, on),
+            false => sockopt::set_tcp_nodelay(socket, on),
+        };
+        let has_link = || self.segment().is_some_and(|segment| segment.link().is_some());
+        let has_none = || self.has_returned() && !has_link();
+        if !has_none() {
+            let _ = set(!is_cork);
+        }
+        if has_none() {
+            // Another thread may just have given it back what was wanted before. To say it again would push what is held back.
+            let wanted = if is_cork { &self.block.cork } else { &self.block.nodelay };
+            let wanted = wanted.load(Ordering::SeqCst) != 0;
+            let is = if is_cork { sockopt::tcp_cork(socket) } else { sockopt::tcp_nodelay(socket) };
+            if is != Ok(wanted) {
+                let _ = set(wanted);
+            }
+        }
+    }
+
     /// Keeps the connection on TCP because of what the application is about to do. False if it has left TCP
     /// already.
     pub fn pin(&self, fd: i32, reason: Reason) -> bool {

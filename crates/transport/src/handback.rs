@@ -313,7 +313,8 @@ impl Connection {
         let in_order = unread_bells() == 0 || (self.absorb_the_rest(fd, segment) && has_taken_all());
         let counted = self.count_bells(fd, segment);
         let has_ended = in_order && self.has_ended(fd, segment);
-        self.be_back(fd, segment);
+        self.be_back(segment);
+        self.restore_options(fd);
         let rung = &segment.outgoing().rung.0;
         if rung.handing.load(Ordering::SeqCst) == TAKEN && rung.aside.load(Ordering::SeqCst) != 0 {
             // The peer sends it again.
@@ -389,7 +390,7 @@ impl Connection {
         let kept = self.keep_what_came(fd, segment);
         self.block.raise(flag::BELLS_FIRST);
         let counted = self.count_bells(fd, segment);
-        self.be_back(fd, segment);
+        self.be_back(segment);
         let (true, Some(left)) = (kept && counted, left) else {
             self.block.lower(flag::MOVING);
             return self.lose(fd);
@@ -403,6 +404,7 @@ impl Connection {
             // woken by them first.
             self.skip_last_bells(fd, segment);
         }
+        self.restore_options(fd);
         self.shut_for_good(fd);
     }
 
@@ -463,15 +465,14 @@ impl Connection {
         !(self.is_unix() && rang && self.block.has(flag::INHERITED))
     }
 
-    /// Both directions of this side are on TCP from now on.
-    fn be_back(&self, fd: i32, segment: &Segment) {
+    /// Both directions of this side are on TCP from now on. [`Connection::restore_options`] is to follow, behind what has to be sent at once.
+    fn be_back(&self, segment: &Segment) {
         segment.take_down();
         // Also if this side has sent nothing since both were ready.
         self.block.raise(flag::READY);
         self.block.come_back();
         self.block.recv_switched.store(0, Ordering::SeqCst);
         self.block.send_switched.store(0, Ordering::SeqCst);
-        self.restore_options(fd);
     }
 
     /// Hands ends of the stream that only the ring knows to the kernel.

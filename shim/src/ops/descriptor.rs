@@ -325,8 +325,8 @@ pub(crate) unsafe fn set_option(
         if result == 0 {
             // SAFETY: the kernel has just read an int there.
             let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
-            view.0.store(u32::from(wanted != 0), Ordering::Relaxed);
-            keep_bells_prompt(fd, name);
+            view.0.store(u32::from(wanted != 0), Ordering::SeqCst);
+            view.1.connection().keep_bells_prompt(fd, name);
         }
         return result;
     }
@@ -411,17 +411,6 @@ fn tcp_view(fd: i32, level: i32, name: i32) -> Option<(&'static AtomicU32, table
     let connection = entered.connection();
     let view = if name == libc::TCP_NODELAY { &connection.block.nodelay } else { &connection.block.cork };
     connection.is_active().then_some((view, entered))
-}
-
-/// Puts the socket's own option back to what bells need.
-fn keep_bells_prompt(fd: i32, name: i32) {
-    // SAFETY: the program's call on this descriptor has just succeeded.
-    let socket = unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) };
-    let _ = if name == libc::TCP_NODELAY {
-        rustix::net::sockopt::set_tcp_nodelay(socket, true)
-    } else {
-        rustix::net::sockopt::set_tcp_cork(socket, false)
-    };
 }
 
 /// getsockopt(2): `call` is the original.

@@ -20,6 +20,10 @@ pub(super) const ALL: &[Behaviour] = &[
     ),
     Behaviour::connected("what_a_socket_is", what_a_socket_is, waits),
     Behaviour::connected("options_of_tcp", options_of_tcp, waits),
+    Behaviour::connected("corked_when_it_is_back", corks_what_is_back, counts_what_was_corked)
+        .tcp_only()
+        .alone(&["unsupported-call"])
+        .tally(Tally::Returned(1), Tally::Returned(1)),
     Behaviour::connected("addresses", addresses, waits),
     Behaviour::connected("unknown_questions", unknown_questions, waits),
     Behaviour::connected("low_water_mark_afterwards", low_water_mark, sends_in_steps)
@@ -208,6 +212,42 @@ fn options_of_tcp(side: &Side, fd: Fd) {
     }
     let _ = calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 30_000);
     let _ = calls::option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
+    side.sync("done");
+}
+
+/// How many small messages are held back until there is no cork any more.
+const CORKED: usize = 10;
+
+/// Only the kernel sends from a socket into a pipe. What it holds back it sends in one segment; in two if that takes 200 ms (tcp(7)).
+fn corks_what_is_back(side: &Side, fd: Fd) {
+    let cork = |on| assert_eq!(calls::set_option(fd, libc::IPPROTO_TCP, libc::TCP_CORK, on), Ok(0));
+    let sends_few_segments = || {
+        let before = calls::segments_sent(fd);
+        for _ in 0..CORKED {
+            assert_eq!(calls::send(fd, b"x", 0), Ok(1));
+        }
+        cork(0);
+        let segments = calls::segments_sent(fd) - before;
+        assert!(segments < CORKED as u32 / 2, "{segments} segments");
+    };
+    side.send_at_once(fd);
+    cork(1);
+    let (reading, writing) = calls::pipe().expect("pipe");
+    await_readable(fd);
+    assert_eq!(calls::sendfile(writing, fd, 5), Ok(5));
+    assert_eq!(calls::read(reading, 10), Ok(b"begin".to_vec()));
+    sends_few_segments();
+    for _ in 0..2 {
+        cork(1);
+        assert_eq!(calls::option(fd, libc::IPPROTO_TCP, libc::TCP_CORK), Ok(1));
+        sends_few_segments();
+    }
+    side.sync("done");
+}
+
+fn counts_what_was_corked(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"begin", 0), Ok(5));
+    assert_eq!(receive_exactly(fd, 3 * CORKED), [b'x'; 3 * CORKED]);
     side.sync("done");
 }
 

@@ -367,6 +367,19 @@ pub fn option(fd: Fd, level: c_int, name: c_int) -> Outcome<c_int> {
     noted_number(Errno::check(ret as isize).map(|_| value), || format!("getsockopt({fd}, {level}, {name})"))
 }
 
+/// `tcpi_data_segs_out` of `TCP_INFO`, which libc's structure does not have.
+pub fn segments_sent(fd: Fd) -> u32 {
+    const AT: usize = 39;
+    let mut info = [0u32; AT + 1];
+    let mut len = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: pointer and length are those of `info`.
+    let ret = unsafe {
+        libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len)
+    };
+    assert_eq!(ret, 0, "TCP_INFO: {}", Errno::last());
+    info[AT]
+}
+
 /// setsockopt(2) of an int.
 pub fn set_option(fd: Fd, level: c_int, name: c_int, value: c_int) -> Outcome<usize> {
     let outcome = set_raw_option(fd, level, name, &value);
