@@ -46,6 +46,9 @@ const GATHERED: usize = 2048;
 /// Pushes without any progress of the consumer after which the sender asks the kernel whether the peer lives.
 pub(crate) const BLIND_PUSHES: u64 = 16;
 
+/// What a new TCP connection's kernel takes before its program reads, in bytes (half of `net.ipv4.tcp_rmem`'s second number).
+const WINDOW: u64 = 64 << 10;
+
 /// What came over TCP.
 pub(crate) struct Taken {
     /// Bytes.
@@ -661,9 +664,12 @@ impl Connection {
         unread + u64::from(has_ended && self.reset(segment).is_none())
     }
 
-    /// Bytes sent that the peer has not taken, for `SIOCOUTQ`.
+    /// For `SIOCOUTQ`, bytes sent that the peer has not taken. On TCP its kernel acknowledges as many as fit into its window, and a program
+    /// may wait until all are; on `AF_UNIX` what is unread is counted.
     pub fn unsent(&self) -> u64 {
-        self.segment().map_or(0, |segment| segment.outgoing().used())
+        let Some(segment) = self.segment() else { return 0 };
+        let has_window = !self.is_unix() && segment.link().is_none();
+        segment.outgoing().used().saturating_sub(if has_window { WINDOW } else { 0 })
     }
 }
 

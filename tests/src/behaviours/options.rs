@@ -1,8 +1,10 @@
 //! Questions to a socket and its settings: ioctl, fcntl, getsockopt.
 
+use std::time::{Duration, Instant};
+
 use super::peers::{drains_on_demand, fill};
 use super::{Behaviour, Tally};
-use crate::calls::{self, End, Errno, Family, Fd};
+use crate::calls::{self, End, Errno, Family, Fd, quietly};
 use crate::say;
 use crate::side::{
     ARRIVAL, Side, await_readable, await_unread, listening_port, receive_exactly, while_blocked,
@@ -24,6 +26,8 @@ pub(super) const ALL: &[Behaviour] = &[
         .tcp_only()
         .alone(&["unsupported-call"])
         .tally(Tally::Returned(1), Tally::Returned(1)),
+    Behaviour::connected("what_has_arrived_is_not_left_to_send", waits_for_arrival, reads_after_that)
+        .tcp_only(),
     Behaviour::connected("addresses", addresses, waits),
     Behaviour::connected("unknown_questions", unknown_questions, waits),
     Behaviour::connected("low_water_mark_afterwards", low_water_mark, sends_in_steps)
@@ -248,6 +252,24 @@ fn corks_what_is_back(side: &Side, fd: Fd) {
 fn counts_what_was_corked(side: &Side, fd: Fd) {
     assert_eq!(calls::send(fd, b"begin", 0), Ok(5));
     assert_eq!(receive_exactly(fd, 3 * CORKED), [b'x'; 3 * CORKED]);
+    side.sync("done");
+}
+
+/// The other side's kernel acknowledges what has come, whether its program reads that or not.
+fn waits_for_arrival(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, &[b'x'; 5000], 0), Ok(5000));
+    let begun = Instant::now();
+    while quietly(|| calls::unsent(fd)) != Ok(0) {
+        assert!(begun.elapsed() < Duration::from_millis(ARRIVAL as u64), "it never arrives");
+        std::thread::yield_now();
+    }
+    side.sync("arrived");
+    side.sync("done");
+}
+
+fn reads_after_that(side: &Side, fd: Fd) {
+    side.sync("arrived");
+    assert_eq!(receive_exactly(fd, 5000).len(), 5000);
     side.sync("done");
 }
 
