@@ -126,7 +126,7 @@ impl Connection {
             return;
         }
         let in_memory = segment.link().is_none() && !self.has_returned();
-        let settled = waiting::is_settled(&self.socket(fd, segment));
+        let settled = waiting::looks_settled(&self.socket(fd, segment));
         let on_tcp = in_memory && !settled && tcp::unread(socket).is_ok_and(|count| count > 0);
         self.take_leftover_bells(fd, segment);
         let incoming = segment.incoming();

@@ -10,6 +10,7 @@ mod scan;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -186,6 +187,8 @@ struct End {
     drained: AtomicU64,
     tcp_received: AtomicU64,
     recv_switched: AtomicU32,
+    /// No atomic of loom's: it is changed together with `recv_switched`, at whose accesses threads are switched.
+    is_back: AtomicBool,
     side_buffer: Mutex<VecDeque<u8>>,
     known: Known,
 }
@@ -215,6 +218,7 @@ impl End {
             drained: AtomicU64::new(0),
             tcp_received: AtomicU64::new(0),
             recv_switched: AtomicU32::new(0),
+            is_back: AtomicBool::new(false),
             side_buffer: Mutex::new(VecDeque::new()),
             known: Known::new(),
         }
@@ -426,6 +430,13 @@ impl End {
         waiting::drain(self);
     }
 
+    /// As the way back to TCP, where nothing is left of the ring: what comes from now on is the application's.
+    fn go_back(&self) {
+        let _guard = Side::lock(self).unwrap();
+        self.is_back.store(true, Ordering::SeqCst);
+        self.recv_switched.store(0, Ordering::SeqCst);
+    }
+
     /// An event loop on a registration that is armed for good: recv(2) when the kernel reports it.
     fn recv_when_reported(&self) -> Vec<u8> {
         loop {
@@ -462,12 +473,16 @@ impl Side for End {
         &self.tcp_received
     }
 
+    fn is_back(&self) -> bool {
+        self.is_back.load(Ordering::SeqCst)
+    }
+
     fn lock(&self) -> Result<MutexGuard<'_, ()>, Errno> {
         Ok(self.recv_lock.lock().unwrap())
     }
 
     fn is_readable(&self) -> bool {
-        (self.from.control.has_news() && waiting::is_settled(self))
+        (self.from.control.has_news() && waiting::looks_settled(self))
             || !self.side_buffer.lock().unwrap().is_empty()
     }
 

@@ -110,7 +110,7 @@ impl Connection {
         let Some(segment) = self.segment() else { return false };
         let sleeps = segment.incoming().data_armed.0.has_sleepers();
         // What is before bells would have to be moved.
-        let moves = !waiting::is_settled(&self.socket(fd, segment)) && self.unread_bells(segment) > 0;
+        let moves = !waiting::looks_settled(&self.socket(fd, segment)) && self.unread_bells(segment) > 0;
         let rest = if sleeps { Rest::TakenFromSleepers } else { Rest::Aside };
         (sleeps || !moves)
             && self.has_little_unread()

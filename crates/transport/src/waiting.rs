@@ -150,7 +150,7 @@ pub(crate) fn sleep_for_data(
         Err(errno) => Err(errno),
         Ok(_) if side.is_readable() => Ok(()),
         // Not if what is unread is the application's, nor if there is something to be done before anything can be read.
-        Ok(clear) => sleep(clear || !is_settled(side) || side.incoming().has_news()),
+        Ok(clear) => sleep(clear || !looks_settled(side) || side.incoming().has_news()),
     };
     withdraw(armed, home);
     announced?;
@@ -350,7 +350,8 @@ fn make_way(side: &impl Side) -> bool {
     side.absorb(side.incoming().data_armed.0.has_sleepers())
 }
 
-/// Whether every byte that the peer sent over TCP has been taken, so that only bells come now.
+/// Whether every byte that the peer sent over TCP has been taken, so that only bells come now. That is noted: the caller holds the receive
+/// lock, or the note might come after another thread has gone back, whose bytes on TCP nobody would read any more.
 pub(crate) fn is_settled(side: &impl Side) -> bool {
     if side.recv_switched().load(Ordering::Acquire) != 0 {
         return true;
@@ -360,6 +361,11 @@ pub(crate) fn is_settled(side: &impl Side) -> bool {
         side.recv_switched().store(1, Ordering::Release);
     }
     settled
+}
+
+/// As [`is_settled`], without the lock.
+pub(crate) fn looks_settled(side: &impl Side) -> bool {
+    side.recv_switched().load(Ordering::Acquire) != 0 || tcp_left(side) == 0
 }
 
 /// Bytes of the application that are still to come over TCP; `u64::MAX` while their number is not known.

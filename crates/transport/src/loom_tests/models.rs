@@ -281,3 +281,20 @@ fn who_sleeps_hears_of_what_another_moves_aside() {
 fn who_sleeps_hears_nothing_of_what_is_moved_aside_without_a_look() {
     a_sleeper_beside_who_goes_back(false);
 }
+
+/// One that has seen bytes of TCP before a bell, when another thread takes these and goes back.
+#[test]
+fn who_looks_before_a_sleep_notes_nothing_of_a_stream_that_goes_back() {
+    explore(4, || {
+        let (near, far) = connection();
+        near.send_text(b"t");
+        near.leave_tcp(1);
+        waiting::ring(&*near);
+        let sleeper = far.clone();
+        let sleeper = thread::spawn(move || waiting::sleep_for_data(&*sleeper, |_| Ok(())));
+        assert_eq!(far.try_recv(1), Ok(b"t".to_vec()));
+        far.go_back();
+        sleeper.join().unwrap().unwrap();
+        assert_eq!(far.recv_switched.load(Ordering::SeqCst), 0);
+    });
+}
