@@ -118,6 +118,8 @@ reasons! {
     ControlData = 41 => "control-data",
     /// A thread of the process has descriptors of its own (unshare(2), `CLONE_FILES`).
     OwnDescriptors = 42 => "own-descriptors",
+    /// The server has read nothing so far, so that nothing proves that it would read with this library.
+    NothingRead = 43 => "nothing-read",
 }
 
 impl fmt::Display for Reason {

@@ -91,6 +91,9 @@ impl Connection {
             Role::Server => self.block.tcp_received.load(Ordering::Relaxed) == 0,
         };
         if is_vain && self.block.held_only_by(process::id()) {
+            if self.block.role() == Role::Server {
+                self.block.note(Reason::NothingRead);
+            }
             return;
         }
         // A signal handler that read from this very connection would wait for the decision that it interrupts.
@@ -286,6 +289,7 @@ impl Connection {
         self.check_counts(fd)?;
         match rendezvous::answer(ends, |segment| self.tell_counts(segment), settings().place) {
             Ok(segment) => {
+                self.block.note(Reason::NoAnswer);
                 self.enter(fd, segment);
                 Ok(())
             }

@@ -24,6 +24,16 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("both_ways_by_epoll", epolling_server, epolling_client, MOST),
     Behaviour::whole("one_way_to_the_client", sends_much, receives_much, Tally::Total(RUNS)),
     Behaviour::whole("one_way_to_the_server", receives_much_server, sends_much_client, Tally::Total(RUNS)),
+    Behaviour::whole("by_a_server_that_only_sends", only_sends, receives_to_the_end, Tally::Unknown)
+        .tally(Tally::Mixed(0, &[("nothing-read", 1)]), Tally::Stayed(1))
+        .over_verbs(Tally::Mixed(0, &[("peer-spoke-first", 1)]), Tally::Stayed(1)),
+    Behaviour::whole(
+        "by_a_server_that_only_sends_at_first",
+        sends_before_it_reads,
+        receives_and_asks,
+        Tally::Upgraded(1),
+    )
+    .over_verbs(Tally::Mixed(0, &[("peer-spoke-first", 1)]), Tally::Stayed(1)),
     Behaviour::whole("while_a_reader_is_blocked", blocked_server, blocked_client, MOST),
     Behaviour::whole("requests_and_responses", answers, asks, Tally::Upgraded(RUNS)),
     Behaviour::whole("while_waiting_for_all", waits_for_all, sends_in_pieces, Tally::Upgraded(RUNS)),
@@ -480,6 +490,41 @@ fn sends_much_client(side: &Side) {
         send_at_random(run, fd);
         assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
     });
+}
+
+/// How often, each time [`PIECE`] bytes.
+const SENDS: usize = 200;
+const PIECE: usize = 100;
+
+/// Nothing proves that it would read by a hook.
+fn only_sends(side: &Side) {
+    let fd = side.accept(side.listen());
+    sends_pieces(fd);
+    calls::close(fd).expect("close");
+}
+
+fn sends_pieces(fd: Fd) {
+    let mut pattern = Pattern::new(7);
+    for _ in 0..SENDS {
+        quietly(|| send_pattern(fd, &mut pattern, PIECE, PIECE));
+    }
+}
+
+fn receives_to_the_end(side: &Side) {
+    let fd = side.connect();
+    assert_eq!(quietly(|| receive_pattern_to_end(fd, &mut Pattern::new(7))), SENDS * PIECE);
+}
+
+fn sends_before_it_reads(side: &Side) {
+    let fd = side.accept(side.listen());
+    sends_pieces(fd);
+    super::peers::echo(fd);
+}
+
+fn receives_and_asks(side: &Side) {
+    let fd = side.connect();
+    quietly(|| receive_pattern(fd, &mut Pattern::new(7), SENDS * PIECE, PIECE));
+    request_echoes(fd, 300, 100);
 }
 
 /// A reader that has gone to sleep before the upgrade is woken by what comes after it.

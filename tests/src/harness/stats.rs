@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Why a connection may stay on TCP although both ends have the library: it ended before it was worth it, or while one
 /// end was still looking for the other.
-pub const TOO_SHORT: &[&str] = &["short", "no-answer", "peer-without-thallus"];
+pub const TOO_SHORT: &[&str] = &["short", "no-answer", "peer-without-thallus", "nothing-read"];
 
 /// The sums over all processes of one side.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use crate::side::{SETTLING_ROUNDS, WARM_UP_BYTES};
 
 /// Why any connection with an unshimmed peer may stay on TCP.
 const ALONE: &[&str] =
-    &["peer-without-thallus", "short", "no-answer", "shutdown-before-upgrade", "unseen-wait"];
+    &["peer-without-thallus", "short", "no-answer", "shutdown-before-upgrade", "unseen-wait", "nothing-read"];
 
 /// Why any connection may stay on TCP with a peer that a rule names, where no device has its address: the client says no
 /// HELLO, unless the server has said something before, and no server hears one.

@@ -22,9 +22,10 @@ const LITTLE: u64 = 64;
 
 /// Why connections may stay on the kernel's socket: they are short, shared or shut down before they could leave it, or one side is
 /// done with them while the other looks for it.
-const STAYS: [&str; 6] = [
+const STAYS: [&str; 7] = [
     "short",
     "no-answer",
+    "nothing-read",
     "peer-without-thallus",
     "shared-before-upgrade",
     "shutdown-before-upgrade",

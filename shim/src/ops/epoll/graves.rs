@@ -35,6 +35,11 @@ impl Graves {
         }
     }
 
+    /// In a forked child, which has none of the threads that asked.
+    pub(super) fn forked(&mut self) {
+        self.lookers.clear();
+    }
+
     /// Whether some thread has asked the kernel, and has not sorted out its answer yet.
     pub(super) fn is_looked_for(&self) -> bool {
         !self.lookers.is_empty()
@@ -57,5 +62,34 @@ impl Graves {
         if !self.buried.is_empty() {
             self.buried.remove(&data);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_reports_asked_for_before_come_too_late() {
+        let mut graves = Graves::default();
+        graves.bury(1, false);
+        assert!(!graves.have(1), "nobody has asked");
+        let look = graves.begin();
+        graves.bury(1, false);
+        assert!(graves.have(1));
+        graves.end(look, false);
+        assert!(!graves.have(1), "whoever had asked has sorted it out");
+    }
+
+    #[test]
+    fn a_child_waits_for_no_thread_of_its_parents() {
+        let mut graves = Graves::default();
+        graves.begin();
+        graves.forked();
+        assert!(!graves.is_looked_for());
+        let own = graves.begin();
+        graves.bury(1, false);
+        graves.end(own, false);
+        assert!(!graves.have(1));
     }
 }

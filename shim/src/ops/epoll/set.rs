@@ -397,6 +397,7 @@ impl Quiet {
         for (set, members) in self.sets.iter().zip(&mut self.members) {
             if !alone {
                 set.sleepers.store(0, Ordering::SeqCst);
+                members.graves.forked();
             }
             // It is the parent's as well, whose changes are not seen here.
             set.becomes_opaque();
