@@ -4,6 +4,7 @@ mod applications {
     mod apache;
     mod calls;
     mod configuration;
+    mod containers;
     mod curl;
     mod deepbind;
     mod exchange;

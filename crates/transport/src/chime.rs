@@ -199,7 +199,7 @@ impl Mouth {
         let is_mouth = sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
             && sockopt::socket_type(&fd) == Ok(SocketType::STREAM)
             // Of a pair both ends name who made it. No byte of ours goes to anybody else.
-            && sockopt::socket_peercred(&fd).is_ok_and(|peer| peer.uid.as_raw() == uid);
+            && tcp::user_of_peer(fd.as_fd()) == Ok(uid);
         if !is_mouth {
             dismiss(fd);
             return None;

@@ -355,7 +355,7 @@ pub fn collect(
             return Err(refused);
         }
     };
-    let uid = uid_of_peer(socket.as_fd())?;
+    let uid = tcp::user_of_peer(socket.as_fd()).map_err(out_of)?;
     let mouth = mouth.and_then(|fd| Mouth::adopt(fd, uid, place));
     Ok(segment.met(uid).exchanging(Exchange::of_client(uid, mouth, socket)))
 }
@@ -400,14 +400,8 @@ fn admit(offer: BorrowedFd<'_>, ends: Ends, place: Place) -> Result<Descriptor, 
 /// The user at the other end of `socket`, if it owns the client's end of the connection, or the server's.
 fn check_owner(socket: BorrowedFd<'_>, ends: Ends, of_client: bool) -> Result<u32, Failure> {
     let owner = ends.owner(of_client)?;
-    let uid = uid_of_peer(socket)?;
+    let uid = tcp::user_of_peer(socket).map_err(out_of)?;
     if uid == owner && process::is_somebody(uid) { Ok(uid) } else { Err(Failure::Stay(Reason::NotOwner)) }
-}
-
-/// The effective user of the process at the other end of `socket`, when it connected or listened.
-fn uid_of_peer(socket: BorrowedFd<'_>) -> Result<u32, Failure> {
-    let peer = rustix::net::sockopt::socket_peercred(socket).map_err(out_of)?;
-    Ok(peer.uid.as_raw())
 }
 
 #[cfg(test)]

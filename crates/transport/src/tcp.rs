@@ -371,6 +371,21 @@ pub(crate) fn is_of_this_network(fd: BorrowedFd<'_>) -> bool {
     cookie(fd) == cookie(own.as_fd())
 }
 
+/// The effective user of the process at the other end of the Unix socket `fd`, when it connected or listened (unix(7), `SO_PEERCRED`). The
+/// same option has that process's id, which is 0 where it is in another PID namespace, as a pod's other containers are: rustix's types know
+/// of no such id.
+pub(crate) fn user_of_peer(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of_val(&peer) as u32;
+    let (peer_at, length_at) = (&raw mut peer, &raw mut length);
+    // SAFETY: the kernel writes at most `length` bytes to `peer`, of which all values are valid.
+    unsafe {
+        syscall!(Sysno::getsockopt, fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, peer_at, length_at)
+    }
+    .map_err(errno)?;
+    Ok(peer.uid)
+}
+
 /// asm-generic/socket.h
 const SO_NETNS_COOKIE: i32 = 71;
 
