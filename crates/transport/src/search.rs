@@ -289,6 +289,7 @@ impl Connection {
         self.check_counts(fd)?;
         match rendezvous::answer(ends, |segment| self.tell_counts(segment), settings().place) {
             Ok(segment) => {
+                // Until the client is ready, which it may never be: it knows others by other ids, say.
                 self.block.note(Reason::NoAnswer);
                 self.enter(fd, segment);
                 Ok(())

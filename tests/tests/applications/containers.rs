@@ -8,15 +8,18 @@ use anyhow::{Result, ensure};
 use thallus_tests::calls::is_root;
 use thallus_tests::harness::{Scene, Stats, free_port, program, turn};
 
-/// A program in namespaces of its own, the user namespace last: with a mapping of the user who starts it.
+/// A program in namespaces of its own, the user namespace last: with a mapping of the user who starts it, or with none.
 const OWN: [&str; 6] = ["--fork", "--pid", "--mount-proc", "--ipc", "--uts", "--cgroup"];
 const MAPPED: &[&str] = &["--map-root-user"];
+const UNMAPPED: &[&str] = &["--user"];
 const SHARED: &[&str] = &[];
 
 fn container(scene: &Scene, name: &str, users: &[&str], command: &Command) -> Result<Command> {
     let mut contained = scene.shimmed(name, program("unshare", "util-linux")?)?;
     let users = if users.is_empty() && !is_root() { MAPPED } else { users };
-    contained.args(OWN).args(users).arg("--").arg(command.get_program()).args(command.get_args());
+    // Without a mapping there is nobody who might mount.
+    let own = if users == UNMAPPED { &OWN[..0] } else { &OWN[..] };
+    contained.args(own).args(users).arg("--").arg(command.get_program()).args(command.get_args());
     Ok(contained)
 }
 
@@ -47,6 +50,10 @@ fn meet(clients: u64, over_tcp: bool, [of_server, of_client]: [&[&str]; 2]) -> R
     Ok([scene.stats("server")?, scene.stats("client")?])
 }
 
+fn stays(stats: &Stats, reason: &str) -> bool {
+    stats.not_upgraded.get(reason).is_some_and(|&count| count >= 2)
+}
+
 #[test]
 fn those_of_a_pod_leave_tcp() -> Result<()> {
     let _turn = turn();
@@ -58,6 +65,17 @@ fn those_of_a_pod_leave_tcp() -> Result<()> {
         }
         // Each side has woken the other by what they hold of each other, not by TCP alone.
         ensure!(server.chimes_sent > 0 && client.chimes_sent > 0, "{users:?}: {server:?} {client:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn one_that_knows_the_other_by_no_id_stays_on_tcp_and_both_sides_say_so() -> Result<()> {
+    let _turn = turn();
+    let [server, client] = meet(2, true, [SHARED, UNMAPPED])?;
+    for stats in [&server, &client] {
+        assert_eq!(stats.over_shared_memory(), 0, "{server:?} {client:?}");
+        assert!(stays(stats, "no-answer"), "{server:?} {client:?}");
     }
     Ok(())
 }
