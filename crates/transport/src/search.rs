@@ -169,7 +169,11 @@ impl Connection {
                 Ends::Unix { client: own, server: None }
             } else {
                 let known = unix::look_up(own).map_err(rendezvous::no_diag)?;
-                let client = known.ok_or(Failure::Stay(Reason::NoDiag))?.peer;
+                // What accept(2) gives is of the network namespace from which the client has connected.
+                let client = known.map(|known| known.peer).ok_or_else(|| {
+                    let is_here = tcp::is_of_this_network(fd);
+                    Failure::Stay(if is_here { Reason::NoDiag } else { Reason::Remote })
+                })?;
                 Ends::Unix { client, server: Some(own) }
             }
         } else {

@@ -13,6 +13,8 @@ const OWN: [&str; 6] = ["--fork", "--pid", "--mount-proc", "--ipc", "--uts", "--
 const MAPPED: &[&str] = &["--map-root-user"];
 const UNMAPPED: &[&str] = &["--user"];
 const SHARED: &[&str] = &[];
+/// Without the network that the other side has.
+const APART: &[&str] = &["--map-root-user", "--net"];
 
 fn container(scene: &Scene, name: &str, users: &[&str], command: &Command) -> Result<Command> {
     let mut contained = scene.shimmed(name, program("unshare", "util-linux")?)?;
@@ -76,6 +78,17 @@ fn one_that_knows_the_other_by_no_id_stays_on_tcp_and_both_sides_say_so() -> Res
     for stats in [&server, &client] {
         assert_eq!(stats.over_shared_memory(), 0, "{server:?} {client:?}");
         assert!(stays(stats, "no-answer"), "{server:?} {client:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_path_that_leads_into_another_network_namespace_is_no_lack_of_sock_diag() -> Result<()> {
+    let _turn = turn();
+    let [server, client] = meet(2, false, [SHARED, APART])?;
+    for (stats, reason) in [(&server, "remote"), (&client, "peer-without-thallus")] {
+        assert_eq!(stats.over_shared_memory(), 0, "{server:?} {client:?}");
+        assert!(stays(stats, reason), "{server:?} {client:?}");
     }
     Ok(())
 }
