@@ -37,7 +37,9 @@ const LISTEN: &str = r#"
 #include <stdio.h>
 #include <sys/socket.h>
 #include <unistd.h>
-int main(void) {
+#include <stdlib.h>
+int main(int argc, char **argv) {
+    if (argc > 1 && setuid(atoi(argv[1]))) return 1;
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t length = sizeof address;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -353,6 +355,37 @@ fn a_listener_with_the_library_is_reached_by_shared_memory() {
 }
 
 #[test]
+fn who_has_no_id_in_the_user_namespace_is_told_to_have_one() {
+    let installation = installation();
+    let (status, report) = report(&mut through(&installation, &["unshare", "--user"]));
+    let said = problems(&report, "one_host");
+    assert_eq!((status, said.len()), (1, 1), "{said:?}");
+    assert!(said[0].contains("not-owner"), "{said:?}");
+    let all = report["problems"].as_array().unwrap();
+    let remedy =
+        all.iter().find(|problem| problem["part"] == "one_host").unwrap()["remedy"].as_str().unwrap();
+    assert!(remedy.starts_with("a user that has an id"), "{remedy}");
+}
+
+/// Only root can be two users.
+#[test]
+fn a_listener_without_an_id_in_the_user_namespace_is_reached_by_tcp() {
+    let installation = installation();
+    let library = installation.path("bin/libthallus_shim.so");
+    let is_root = rustix::process::geteuid().is_root();
+    let listener = Listener::start(&installation, |command| {
+        command.env("LD_PRELOAD", &library);
+        if is_root {
+            command.arg("65533");
+        }
+    });
+    let server = format!("127.0.0.1:{}", listener.port);
+    let (status, report) = report(through(&installation, &["unshare", "--map-root-user"]).arg(&server));
+    let expected = if is_root { (1, "no-answer".into()) } else { (0, Value::Null) };
+    assert_eq!((status, &conclusion(&report).1["reason"]), (expected.0, &expected.1), "{report:#}");
+}
+
+#[test]
 fn a_listener_without_the_library_is_reached_by_tcp() {
     let installation = installation();
     let listener = Listener::start(&installation, |_| {});
@@ -381,6 +414,8 @@ fn another_host_without_a_rule_is_reached_by_tcp() {
     assert_eq!((&way["on_this_host"], &way["rule"]), (&false.into(), &Value::Null));
     let remedy = concluded["remedy"].as_str().unwrap();
     assert!(remedy.contains("THALLUS_PEERS=192.0.2.77:5432"), "{remedy}");
+    // Or in a container with a network of its own, which nobody can tell from another host.
+    assert!(remedy.contains("one network namespace for both"), "{remedy}");
 }
 
 #[test]

@@ -151,6 +151,9 @@ fn by_reason(reason: Reason) -> Refusal {
         Reason::NoMemory => "more memory for the container, ulimit -v unlimited, ulimit -f unlimited",
         Reason::KernelTooOld => "Linux 5.14 or newer",
         Reason::NoDiag | Reason::Remote => "see sock_diag",
+        Reason::NotOwner => {
+            "a user that has an id in this user namespace, other than 65534 (runAsUser, podman --userns)"
+        }
         _ => "allow Unix sockets, also abstract ones, in the container's security profile",
     };
     Refusal { error: format!("refused ({reason})"), reason: Some(reason), remedy }

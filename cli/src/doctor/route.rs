@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use serde::Serialize;
 use thallus_transport::peers::same_host;
+use thallus_transport::process;
 use thallus_transport::reason::Reason;
 use thallus_transport::rendezvous::{self, Service};
 use thallus_transport::settings::Settings;
@@ -72,6 +73,9 @@ struct Way {
     on_this_host: bool,
     /// On this host: whether anybody listens at the address, or at all of them.
     listening: Option<bool>,
+    /// None of these has an id of its own in this user namespace.
+    #[serde(skip)]
+    stranger: bool,
     /// On this host: whether a process with the library has announced the port.
     announced: Option<bool>,
     /// Whether `THALLUS_PORTS` has the port.
@@ -163,11 +167,14 @@ impl Way {
             || local.as_ref().is_ok_and(|&local| same_host(SocketAddr::new(local, 0), address));
         let port = address.port();
         let rule = settings.verbs.peers.iter().find(|rule| rule.names(address.ip(), port));
+        let listeners = on_this_host.then(|| users_listening(address)).flatten();
         let mut way = Self {
             address,
             local: local.as_ref().ok().copied(),
             on_this_host,
-            listening: on_this_host.then(|| is_listened_to(address)).flatten(),
+            listening: listeners.as_ref().map(|users| !users.is_empty()),
+            stranger: listeners
+                .is_some_and(|users| !users.is_empty() && !users.into_iter().any(process::is_somebody)),
             announced: on_this_host
                 .then(|| {
                     rendezvous::is_announced(
@@ -287,6 +294,11 @@ impl Way {
                 format!("nobody listens at {} in this network namespace", self.address),
                 "start the server with thallus run, in the same network namespace, at that address",
             ),
+            (Some(true), _) if self.stranger => Conclusion::tcp(
+                Some(Reason::NoAnswer),
+                "the listener's user has no id in this user namespace",
+                "one user namespace for both (podman: the same --userns and --uidmap; systemd: PrivateUsers=no)",
+            ),
             (Some(true), _) => {
                 let text =
                     format!("shared memory, once {} calls have been made", around.settings.upgrade_after);
@@ -308,8 +320,12 @@ impl Way {
         };
         Conclusion::tcp(
             Some(Reason::PeerWithoutThallus),
-            format!("the server is on another host, and {rules}"),
-            self.rule_to_add(),
+            format!("the server is on another host, or in another network namespace, and {rules}"),
+            format!(
+                "if it is a container on this host: one network namespace for both (a pod, or docker run \
+                 --network container:NAME); {}",
+                self.rule_to_add()
+            ),
         )
     }
 
@@ -350,25 +366,25 @@ fn is_own(address: IpAddr) -> bool {
         || getifaddrs().is_ok_and(|mut all| all.any(|interface| is(interface) == Some(address)))
 }
 
-/// Whether some socket of this network namespace listens at the address, or at all (proc_net(5)); `None` without /proc.
-fn is_listened_to(address: SocketAddr) -> Option<bool> {
+/// The users of the sockets of this network namespace that listen at the address, or at all (proc_net(5)); `None` without /proc.
+fn users_listening(address: SocketAddr) -> Option<Vec<u32>> {
     let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"].map(|path| fs::read_to_string(path).ok());
     if tables.iter().all(Option::is_none) {
         return None;
     }
+    let lines = tables.iter().flatten().flat_map(|table| table.lines());
     Some(
-        tables
-            .iter()
-            .flatten()
-            .flat_map(|table| table.lines())
+        lines
             .filter_map(listener)
-            .any(|socket| serves(socket, address)),
+            .filter(|&(socket, _)| serves(socket, address))
+            .map(|(_, user)| user)
+            .collect(),
     )
 }
 
-/// Where a line of such a table says that somebody listens.
-fn listener(line: &str) -> Option<SocketAddr> {
-    // sl, local_address, rem_address, st
+/// Where a line of such a table says that somebody listens, and who.
+fn listener(line: &str) -> Option<(SocketAddr, u32)> {
+    // sl, local_address, rem_address, st, tx_queue:rx_queue, tr:tm->when, retrnsmt, uid
     let mut fields = line.split_whitespace().skip(1);
     let (ip, port) = fields.next()?.split_once(':')?;
     if fields.nth(1) != Some("0A") {
@@ -380,7 +396,8 @@ fn listener(line: &str) -> Option<SocketAddr> {
         8 => word(0)?.into(),
         _ => <[u8; 16]>::try_from([word(0)?, word(1)?, word(2)?, word(3)?].concat()).ok()?.into(),
     };
-    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
+    let user = fields.nth(3)?.parse().ok()?;
+    Some((SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?), user))
 }
 
 /// Whether a socket that listens there gets what is sent to the address. One at `::` may be for IPv6 alone, of which the table says nothing.
@@ -454,11 +471,14 @@ mod tests {
 
     #[test]
     fn a_listener_serves_its_address_or_all() {
-        let row =
-            |local: &str| listener(&format!("   0: {local} 00000000:0000 0A 00000000:00000000 00:00000000"));
+        let row = |local: &str| {
+            listener(&format!(
+                "   0: {local} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1000 0 7"
+            ))
+        };
         let loopback = if cfg!(target_endian = "little") { "0100007F" } else { "7F000001" };
-        assert_eq!(row(&format!("{loopback}:1538")), Some("127.0.0.1:5432".parse().unwrap()));
-        assert_eq!(row(&format!("{:032}:0050", 0)), Some("[::]:80".parse().unwrap()));
+        assert_eq!(row(&format!("{loopback}:1538")), Some(("127.0.0.1:5432".parse().unwrap(), 1000)));
+        assert_eq!(row(&format!("{:032}:0050", 0)), Some(("[::]:80".parse().unwrap(), 1000)));
         assert_eq!(listener("  sl  local_address rem_address   st tx_queue"), None);
         assert_eq!(listener(&format!("   0: {loopback}:1538 {loopback}:9999 01 00000000:00000000")), None);
         let serves = |socket: &str, address: &str| serves(socket.parse().unwrap(), address.parse().unwrap());

@@ -62,7 +62,7 @@ pub(crate) fn is_open_to(user: u32) -> bool {
 
 /// Whether `user` says who that is. [`UNMAPPED`] does not, unless all ids have a mapping: a service with systemd's `PrivateUsers=` sees
 /// all users of the host but two so.
-pub(crate) fn is_somebody(user: u32) -> bool {
+pub fn is_somebody(user: u32) -> bool {
     user != UNMAPPED || maps_all_ids().unwrap_or(false)
 }
 
