@@ -392,9 +392,10 @@ const SO_NETNS_COOKIE: i32 = 71;
 /// Sends `request` to sock_diag(7), and parses the reply.
 pub(crate) fn ask_diag<T>(request: &[u8], parse: impl FnOnce(&[u8]) -> Result<T, Errno>) -> Result<T, Errno> {
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
+    // To netlink(7) a datagram socket is the same, but profiles of AppArmor allow what libc asks for (abstractions/nameservice).
     let socket = rustix::net::socket_with(
         AddressFamily::NETLINK,
-        SocketType::DGRAM,
+        SocketType::RAW,
         SocketFlags::CLOEXEC,
         Some(netlink::SOCK_DIAG),
     )?;

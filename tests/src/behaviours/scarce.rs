@@ -51,6 +51,18 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Mixed(0, &[("no-diag", 1)]), Tally::Stayed(1)),
     Behaviour::whole("client_that_cannot_ask_for_owners", echoes, asks_without_netlink, Tally::Total(1))
         .tally(Tally::Stayed(1), Tally::Mixed(0, &[("no-diag", 1)])),
+    Behaviour::whole(
+        "server_that_may_use_netlink_as_libc_does",
+        echoes_with_raw_netlink,
+        asks,
+        Tally::Upgraded(1),
+    ),
+    Behaviour::whole(
+        "client_that_may_use_netlink_as_libc_does",
+        echoes,
+        asks_with_raw_netlink,
+        Tally::Upgraded(1),
+    ),
     Behaviour::connected("write_waits_without_descriptors", writes_without_descriptors::<0>, reads_late),
     Behaviour::connected(
         "write_with_a_timeout_waits_without_descriptors",
@@ -208,6 +220,26 @@ fn echoes_without_netlink(side: &Side) {
 
 fn asks_without_netlink(side: &Side) {
     asks_after(side, no_netlink);
+}
+
+fn forbid_sockets(family: i32, kind: i32, errno: Errno) {
+    // As the library, and libc, ask for them.
+    for flags in [libc::SOCK_CLOEXEC, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK] {
+        forbid(libc::SYS_socket, &[(0, family as u32), (1, (kind | flags) as u32)], errno);
+    }
+}
+
+/// What AppArmor's profiles allow to who looks names up is `network netlink raw`.
+fn only_raw_netlink() {
+    forbid_sockets(libc::AF_NETLINK, libc::SOCK_DGRAM, Errno::EACCES);
+}
+
+fn echoes_with_raw_netlink(side: &Side) {
+    echoes_after(side, only_raw_netlink);
+}
+
+fn asks_with_raw_netlink(side: &Side) {
+    asks_after(side, only_raw_netlink);
 }
 
 const STREAM: usize = 4 << 20;
