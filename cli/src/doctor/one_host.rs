@@ -41,6 +41,10 @@ struct Refusal {
     remedy: &'static str,
 }
 
+/// What to do where the kernel would, but may not.
+const CONFINED: &str =
+    "allow it in the container's seccomp filter, or in the security profile (README, AppArmor)";
+
 /// Tries each step.
 pub(super) fn look(problems: &mut Vec<Problem>) -> OneHost {
     let connection = Connection::make();
@@ -132,9 +136,7 @@ impl From<io::Error> for Refusal {
                 (Some(Reason::NoMemory), "more memory for the container, ulimit -v unlimited")
             }
             Some(rustix::io::Errno::NOSYS) => (Some(Reason::KernelTooOld), "Linux 5.14 or newer"),
-            Some(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => {
-                (Some(Reason::NoAnswer), "allow it in the container's seccomp or security profile")
-            }
+            Some(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => (Some(Reason::Forbidden), CONFINED),
             _ => (Some(Reason::NoAnswer), "a kernel or container that allows it"),
         };
         Self { error: error.to_string(), reason, remedy }
@@ -154,7 +156,7 @@ fn by_reason(reason: Reason) -> Refusal {
         Reason::NotOwner => {
             "a user that has an id in this user namespace, other than 65534 (runAsUser, podman --userns)"
         }
-        _ => "allow Unix sockets, also abstract ones, in the container's security profile",
+        _ => CONFINED,
     };
     Refusal { error: format!("refused ({reason})"), reason: Some(reason), remedy }
 }
@@ -180,6 +182,7 @@ fn sock_diag(connection: &Connection) -> Result<(), Refusal> {
             reason: Some(Reason::NoDiag),
             remedy: match errno {
                 Errno::AFNOSUPPORT => "AF_NETLINK in RestrictAddressFamilies= of the service's unit",
+                Errno::ACCESS | Errno::PERM => CONFINED,
                 _ => REMEDY,
             },
         }),

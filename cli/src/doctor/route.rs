@@ -307,7 +307,8 @@ impl Way {
             _ => Conclusion::tcp(
                 Some(Reason::PeerWithoutThallus),
                 "the listener has no Thallus",
-                "start the server with thallus run; one that runs already has to be started anew",
+                "start the server with thallus run; one that runs already has to be started anew. If it was, its security \
+                 profile may forbid the name that announces it (README, AppArmor)",
             ),
         }
     }

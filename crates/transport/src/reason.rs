@@ -120,6 +120,8 @@ reasons! {
     OwnDescriptors = 42 => "own-descriptors",
     /// The server has read nothing so far, so that nothing proves that it would read with this library.
     NothingRead = 43 => "nothing-read",
+    /// What confines the process (a profile of AppArmor, a policy of SELinux, a seccomp filter) does not let it take a step.
+    Forbidden = 44 => "forbidden",
 }
 
 impl fmt::Display for Reason {

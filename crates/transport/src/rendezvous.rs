@@ -160,6 +160,7 @@ fn out_of(errno: Errno) -> Failure {
         Errno::MFILE | Errno::NFILE => Failure::Stay(Reason::NoFds),
         Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC | Errno::FBIG => Failure::Stay(Reason::NoMemory),
         Errno::NOSYS => Failure::Stay(Reason::KernelTooOld),
+        Errno::ACCESS | Errno::PERM => Failure::Stay(Reason::Forbidden),
         _ => Failure::Stay(Reason::NoAnswer),
     }
 }
@@ -187,8 +188,9 @@ pub fn announce(service: Service, place: Place) -> Result<Option<OwnedFd>, Errno
 }
 
 /// Client: whether some process announced that.
-pub fn is_announced(service: Service, place: Place) -> Result<bool, Errno> {
-    is_taken(&socket(SocketType::DGRAM, place)?.into(), &service.hint())
+pub fn is_announced(service: Service, place: Place) -> Result<bool, Failure> {
+    let ask = || is_taken(&socket(SocketType::DGRAM, place)?.into(), &service.hint());
+    ask().map_err(out_of)
 }
 
 /// Server: gives clients this advice, as long as the sockets live: who gives the second gives the first as well. Those that others have are
@@ -319,6 +321,7 @@ pub fn collect(
             *arrived = Some(socket);
             return Err(Failure::NotYet);
         }
+        Err(errno @ (Errno::ACCESS | Errno::PERM)) => return Err(out_of(errno)),
         Err(_) => return Err(Failure::Stay(Reason::BadOffer)),
     };
     if received == 0 {
@@ -332,10 +335,17 @@ pub fn collect(
             _ => None,
         })
         .flatten();
-    let memory = fds
-        .next()
-        // The kernel cuts off a descriptor for which the process has no number left.
-        .ok_or(Failure::Stay(if cut { Reason::NoFds } else { Reason::BadOffer }))?;
+    // The kernel cuts off a descriptor for which the process has no number left, and one that it may not have.
+    let why_none = || {
+        if !cut {
+            return Reason::BadOffer;
+        }
+        match rustix::io::fcntl_dupfd_cloexec(&socket, 0).map(Descriptor::from) {
+            Ok(_) => Reason::Forbidden,
+            Err(_) => Reason::NoFds,
+        }
+    };
+    let memory = fds.next().ok_or_else(|| Failure::Stay(why_none()))?;
     let mouth = fds.next();
     let accepted = if received == MESSAGE_BYTES && message[..8] == MESSAGE_MAGIC {
         let mut nonce: Nonce = [0; 16];

@@ -226,7 +226,7 @@ impl Connection {
                     return Err(Failure::NotYet);
                 }
             }
-            if !rendezvous::is_announced(service, place).map_err(|_| Failure::Stay(Reason::NoFds))? {
+            if !rendezvous::is_announced(service, place)? {
                 if std::mem::replace(&mut bargain.unannounced, true) {
                     return Err(Failure::Stay(Reason::PeerWithoutThallus));
                 }

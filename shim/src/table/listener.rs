@@ -9,7 +9,7 @@ use thallus_transport::settings::settings;
 use thallus_transport::uninterrupted::{Descriptor, Uninterrupted};
 
 use super::place;
-use crate::errno;
+use crate::{errno, log};
 
 /// A listening socket, or one that turned out to be of no interest.
 #[derive(Debug)]
@@ -89,8 +89,13 @@ impl Listener {
         }
         let _uninterrupted = Uninterrupted::begin();
         experience::share();
-        if let Ok(Some(hint)) = rendezvous::announce(service, place) {
-            replace(&self.hint, Some(hint));
+        match rendezvous::announce(service, place) {
+            Ok(Some(hint)) => replace(&self.hint, Some(hint)),
+            Ok(None) => {}
+            Err(errno) => match service {
+                Service::Port(port) => log::warn!("port {port} can't be announced: {errno}"),
+                Service::Unix(name) => log::warn!("{name} can't be announced: {errno}"),
+            },
         }
     }
 

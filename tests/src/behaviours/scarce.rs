@@ -63,6 +63,12 @@ pub(super) const ALL: &[Behaviour] = &[
         asks_with_raw_netlink,
         Tally::Upgraded(1),
     ),
+    Behaviour::whole("client_that_may_not_ask_for_names", echoes, asks_without_datagrams, Tally::Total(1))
+        .tally(Tally::Stayed(1), Tally::Mixed(0, &[("forbidden", 1)])),
+    Behaviour::whole("client_that_may_not_take_its_name", echoes, asks_without_packets, Tally::Total(1))
+        .tally(Tally::Stayed(1), Tally::Mixed(0, &[("forbidden", 1)])),
+    Behaviour::whole("server_that_may_not_answer", echoes_without_packets, asks, Tally::Total(1))
+        .tally(Tally::Mixed(0, &[("forbidden", 1)]), Tally::Stayed(1)),
     Behaviour::connected("write_waits_without_descriptors", writes_without_descriptors::<0>, reads_late),
     Behaviour::connected(
         "write_with_a_timeout_waits_without_descriptors",
@@ -240,6 +246,22 @@ fn echoes_with_raw_netlink(side: &Side) {
 
 fn asks_with_raw_netlink(side: &Side) {
     asks_after(side, only_raw_netlink);
+}
+
+fn asks_without_datagrams(side: &Side) {
+    asks_after(side, || forbid_sockets(libc::AF_UNIX, libc::SOCK_DGRAM, Errno::EACCES));
+}
+
+fn no_packets() {
+    forbid_sockets(libc::AF_UNIX, libc::SOCK_SEQPACKET, Errno::EACCES);
+}
+
+fn asks_without_packets(side: &Side) {
+    asks_after(side, no_packets);
+}
+
+fn echoes_without_packets(side: &Side) {
+    echoes_after(side, no_packets);
 }
 
 const STREAM: usize = 4 << 20;
