@@ -39,10 +39,22 @@ const WITHOUT_DESCRIPTOR: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 impl Connection {
     /// Receives as recv(2) does, sleeping if the socket blocks and `flags` allow it.
-    pub fn recv(&self, mut fd: i32, target: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
+    pub fn recv(&self, fd: i32, target: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
         if target.left() == 0 {
             return self.recv_nothing(fd, flags);
         }
+        // Who looks whether there is anything wants to know whether the peer is alive: so do pools, once, before they use a connection.
+        self.recv_some(fd, target, flags, flags & libc::MSG_PEEK != 0)
+    }
+
+    /// As [`Self::recv`], of some bytes. With `asks` the kernel is asked whenever there is nothing in memory.
+    fn recv_some(
+        &self,
+        mut fd: i32,
+        target: &mut Buffers<'_>,
+        flags: i32,
+        asks: bool,
+    ) -> Result<usize, Errno> {
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         // One that has begun to wait goes on, whatever becomes of `O_NONBLOCK`.
         let blocks = !at_once && !self.nonblocking.load(Ordering::Relaxed);
@@ -65,7 +77,7 @@ impl Connection {
                     }
                     target.note_some();
                 }
-                Err(Errno::AGAIN) if !blocks && self.answers_blindly(at_once) => {
+                Err(Errno::AGAIN) if !blocks && !asks && self.answers_blindly(at_once) => {
                     return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) };
                 }
                 Err(Errno::AGAIN) => {
@@ -136,7 +148,7 @@ impl Connection {
         let mut target = Buffers::new(&list)?;
         let at_once = flags & libc::MSG_DONTWAIT != 0;
         let flags = (flags | libc::MSG_PEEK | libc::MSG_DONTWAIT) & !libc::MSG_TRUNC;
-        match self.recv(fd, &mut target, flags) {
+        match self.recv_some(fd, &mut target, flags, false) {
             Err(Errno::AGAIN) if !at_once && !self.ask_whether_nonblocking(fd) => {}
             result => return result.map(|_| 0),
         }

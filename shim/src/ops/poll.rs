@@ -131,7 +131,7 @@ fn wait_mixed(
     loop {
         let ready = take_stock(fds, polled);
         if ready > 0 {
-            if only_ours && !overlooks(fds, polled) {
+            if only_ours && !overlooks(fds, polled, timeout == Some(Duration::ZERO)) {
                 return Ok(ready);
             }
             match glance(fds, polled, true, std::ptr::null()) {
@@ -173,7 +173,7 @@ fn wait_mixed(
                 let hits = &one.call.connection().block.spin_hits;
                 hits.fetch_add(1, Ordering::Relaxed);
             }
-            if ready > 0 && only_ours && !overlooks(fds, polled) {
+            if ready > 0 && only_ours && !overlooks(fds, polled, false) {
                 return Ok(ready);
             }
             continue;
@@ -191,9 +191,9 @@ fn wait_mixed(
 
 /// Whether the kernel may know of more than memory shows: of room to write, as long as that is over TCP; of the death of a peer
 /// whose stream has ended, or its answer to what is sent over TCP; of anything that went back to TCP; of what still comes over TCP,
-/// also behind bytes that have been put aside; and where nothing is there to be read, of the peer's death, for which it is asked now and
-/// then.
-fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
+/// also behind bytes that have been put aside; and where nothing is there to be read, of the peer's death. For that it is asked now and
+/// then, and always by a look `at_once` for something to read: so do pools, once, before they use a connection.
+fn overlooks(fds: &[pollfd], polled: &[Polled], at_once: bool) -> bool {
     polled.iter().any(|one| {
         let (connection, asked) = (one.call.connection(), one.asked);
         let shown = u32::from(fds[one.index].revents.cast_unsigned());
@@ -203,7 +203,8 @@ fn overlooks(fds: &[pollfd], polled: &[Polled]) -> bool {
             || sends_by_tcp && asked & bit::WRITE & !shown != 0
             || connection.peer_has_ended() && (!connection.block.has(flag::PEER_GONE) || may_be_reset())
             || !connection.recv_settled()
-            || shown & bit::READ == 0 && connection.is_kernels_turn()
+            || shown & bit::READ == 0
+                && (at_once && asked & (bit::READ | bit::RDHUP) != 0 || connection.is_kernels_turn())
     })
 }
 

@@ -12,8 +12,8 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Selected, SignalSet, quietly, signal_thread, thread_id};
 use crate::say;
 use crate::side::{
-    ARRIVAL, Pattern, Side, assert_waited, await_process_asleep, await_readable, await_unread, pause,
-    receive_exactly, receive_pattern, send_pattern, while_blocked,
+    ARRIVAL, Pattern, Side, assert_waited, await_end_of, await_process_asleep, await_readable, await_unread,
+    pause, receive_exactly, receive_pattern, send_pattern, while_blocked,
 };
 
 pub(super) const ALL: &[Behaviour] = &[
@@ -22,6 +22,15 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("woken_by_data", woken_by_data, sends_on_demand),
     Behaviour::connected("woken_by_the_end", woken_by_the_end, ends_on_demand),
     Behaviour::connected("woken_by_death", woken_by_death, is_killed_on_demand)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(calls::End::Exit(0), calls::End::Signal(libc::SIGKILL)),
+    Behaviour::connected("death_in_one_poll_for_room_too", one_poll_after_death, is_killed_unseen)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(calls::End::Exit(0), calls::End::Signal(libc::SIGKILL)),
+    Behaviour::connected("death_in_one_select_for_room_too", one_select_after_death, is_killed_unseen)
+        .tally(Tally::Upgraded(1), Tally::Unknown)
+        .end(calls::End::Exit(0), calls::End::Signal(libc::SIGKILL)),
+    Behaviour::connected("death_in_one_peek", one_peek_after_death, is_killed_unseen)
         .tally(Tally::Upgraded(1), Tally::Unknown)
         .end(calls::End::Exit(0), calls::End::Signal(libc::SIGKILL)),
     Behaviour::connected("half_closed", half_closed, ends_on_demand),
@@ -118,6 +127,36 @@ fn woken_by_death(side: &Side, fd: Fd) {
     let ready = while_blocked(|| calls::poll(&[(fd, POLLIN)], -1), || side.sync("blocked"));
     assert_eq!(ready, Ok(vec![POLLIN | side.hangup_at_end()]));
     assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+}
+
+/// As a pool looks, before it uses a connection that was idle, whether the server still has it.
+fn one_poll_after_death(side: &Side, fd: Fd) {
+    await_death(side);
+    assert_eq!(calls::poll(&[(fd, POLLIN | POLLOUT)], 0), Ok(vec![POLLIN | POLLOUT | side.hangup_at_end()]));
+}
+
+fn one_select_after_death(side: &Side, fd: Fd) {
+    await_death(side);
+    let ready = calls::select(&[fd], &[fd], &[fd], Some(Duration::ZERO));
+    assert_eq!(ready, Ok(Selected { read: vec![fd], write: vec![fd], except: vec![] }));
+}
+
+fn one_peek_after_death(side: &Side, fd: Fd) {
+    await_death(side);
+    assert_eq!(calls::recv(fd, 1, libc::MSG_PEEK | libc::MSG_DONTWAIT), Ok(vec![]));
+}
+
+/// The other side of [`is_killed_unseen`]: does nothing on the connection until the peer is dead.
+fn await_death(side: &Side) {
+    let victim = side.told() as libc::pid_t;
+    side.sync("ends");
+    await_end_of(victim);
+}
+
+fn is_killed_unseen(side: &Side, _fd: Fd) {
+    side.tell(u64::from(std::process::id()));
+    side.sync("ends");
+    calls::kill_self();
 }
 
 fn half_closed(side: &Side, fd: Fd) {
