@@ -35,9 +35,9 @@ struct Listener {
 const LISTEN: &str = r#"
 #include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <stdlib.h>
 int main(int argc, char **argv) {
     if (argc > 1 && setuid(atoi(argv[1]))) return 1;
     struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };

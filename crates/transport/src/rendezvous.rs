@@ -335,17 +335,10 @@ pub fn collect(
             _ => None,
         })
         .flatten();
-    // The kernel cuts off a descriptor for which the process has no number left, and one that it may not have.
-    let why_none = || {
-        if !cut {
-            return Reason::BadOffer;
-        }
-        match rustix::io::fcntl_dupfd_cloexec(&socket, 0).map(Descriptor::from) {
-            Ok(_) => Reason::Forbidden,
-            Err(_) => Reason::NoFds,
-        }
-    };
-    let memory = fds.next().ok_or_else(|| Failure::Stay(why_none()))?;
+    let memory = fds
+        .next()
+        // The kernel cuts off a descriptor for which the process has no number left.
+        .ok_or(Failure::Stay(if cut { Reason::NoFds } else { Reason::BadOffer }))?;
     let mouth = fds.next();
     let accepted = if received == MESSAGE_BYTES && message[..8] == MESSAGE_MAGIC {
         let mut nonce: Nonce = [0; 16];

@@ -67,6 +67,8 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Stayed(1), Tally::Mixed(0, &[("forbidden", 1)])),
     Behaviour::whole("client_that_may_not_take_its_name", echoes, asks_without_packets, Tally::Total(1))
         .tally(Tally::Stayed(1), Tally::Mixed(0, &[("forbidden", 1)])),
+    Behaviour::whole("client_that_may_not_take_the_answer", echoes, asks_without_messages, Tally::Total(1))
+        .tally(Tally::Stayed(1), Tally::Mixed(0, &[("forbidden", 1)])),
     Behaviour::whole("server_that_may_not_answer", echoes_without_packets, asks, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("forbidden", 1)]), Tally::Stayed(1)),
     Behaviour::connected("write_waits_without_descriptors", writes_without_descriptors::<0>, reads_late),
@@ -258,6 +260,10 @@ fn no_packets() {
 
 fn asks_without_packets(side: &Side) {
     asks_after(side, no_packets);
+}
+
+fn asks_without_messages(side: &Side) {
+    asks_after(side, || forbid(libc::SYS_recvmsg, &[], Errno::EACCES));
 }
 
 fn echoes_without_packets(side: &Side) {
