@@ -71,6 +71,17 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Stayed(1), Tally::Mixed(0, &[("forbidden", 1)])),
     Behaviour::whole("server_that_may_not_answer", echoes_without_packets, asks, Tally::Total(1))
         .tally(Tally::Mixed(0, &[("forbidden", 1)]), Tally::Stayed(1)),
+    Behaviour::whole("server_that_may_make_no_memory_files", echoes_forbidden_memfd, asks, Tally::Total(1))
+        .alone(&["no-memory"])
+        .tally(Tally::Mixed(0, &[("forbidden", 1)]), Tally::Stayed(1)),
+    // It takes the server's.
+    Behaviour::whole(
+        "client_that_may_make_no_memory_files",
+        echoes,
+        asks_forbidden_memfd,
+        Tally::Upgraded(1),
+    )
+    .alone(&["no-memory"]),
     Behaviour::connected("write_waits_without_descriptors", writes_without_descriptors::<0>, reads_late),
     Behaviour::connected(
         "write_with_a_timeout_waits_without_descriptors",
@@ -176,6 +187,20 @@ fn echoes_without_memfd(side: &Side) {
 fn no_memfd_and_echoes(side: &Side) {
     no_memfd();
     echoes(side);
+}
+
+fn may_make_no_memfd() {
+    forbid(libc::SYS_memfd_create, &[], Errno::EACCES);
+}
+
+fn echoes_forbidden_memfd(side: &Side) {
+    may_make_no_memfd();
+    echoes(side);
+}
+
+fn asks_forbidden_memfd(side: &Side) {
+    may_make_no_memfd();
+    asks(side);
 }
 
 fn echoes_without_fallocate(side: &Side) {

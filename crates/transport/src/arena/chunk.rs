@@ -84,7 +84,7 @@ impl fmt::Debug for Chunk {
 
 impl Chunk {
     /// Creates an empty chunk, whose descriptor `place` moves out of the program's way. Without a free descriptor, or
-    /// where files must be smaller (`RLIMIT_FSIZE`, which kills), it has none, and `thallus status` does not see it.
+    /// where files must be smaller (`RLIMIT_FSIZE`, which kills), or memory files are forbidden, it has none, and `thallus status` does not see it.
     /// Fails as memfd_create(2), ftruncate(2) or mmap(2) do, and by `ENOMEM` without memory for some blocks.
     pub fn create(place: impl Fn(OwnedFd) -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -100,7 +100,7 @@ impl Chunk {
                 fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
                 Some(fd)
             }
-            Err(Errno::MFILE | Errno::NFILE) => None,
+            Err(Errno::MFILE | Errno::NFILE | Errno::ACCESS | Errno::PERM) => None,
             Err(errno) => return Err(errno),
         };
         let chunk = Self::map(fd, ProtFlags::READ | ProtFlags::WRITE)?;
