@@ -3,6 +3,10 @@
 //! After mlockall(2) with `MCL_FUTURE` the kernel gives a new mapping all of its memory at once, and refuses one that is larger
 //! than what may be locked (`RLIMIT_MEMLOCK`). What a mapping grows by it treats as it does the mapping (mremap(2)). So these
 //! begin with one page, which is unlocked before it grows. Nobody needs to know whether there was such a call.
+//!
+//! Nor do they get huge pages (madvise(2), `MADV_NOHUGEPAGE`), where the machine gives these to all memory, or to all that is shared
+//! (`transparent_hugepage/enabled` and `shmem_enabled`): one of 2 MiB would hold the few pages that a connection uses. What fallocate(2)
+//! gives asks no mapping, but makes no huge page where there is a page already.
 
 use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
@@ -46,7 +50,10 @@ fn grown<T>(page: Result<*mut T, Errno>, length: usize) -> Result<NonNull<u8>, E
         // SAFETY: as above.
         let _ = unsafe { munmap(page, PAGE) };
     }
-    NonNull::new(grown?.cast()).ok_or(Errno::NOMEM)
+    let start = grown?;
+    // SAFETY: the mapping just made. A kernel that knows no huge pages refuses, and gives none.
+    let _ = unsafe { madvise(start, length, Advice::LinuxNoHugepage) };
+    NonNull::new(start.cast()).ok_or(Errno::NOMEM)
 }
 
 /// Gives memory to the pages that `length` bytes from `start` lie in, whose first use would else end by `SIGBUS` if there is none.
@@ -66,6 +73,15 @@ pub unsafe fn populate(start: NonNull<u8>, length: usize) -> Result<(), Errno> {
 mod tests {
     use super::*;
 
+    /// Of the mapping that begins at `start` (proc_pid_smaps(5), `VmFlags`).
+    fn flags_of(start: NonNull<u8>) -> String {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let first = format!("{:x}-", start.addr());
+        let lines = maps.lines().skip_while(|line| !line.starts_with(&first));
+        let flags = lines.filter_map(|line| line.strip_prefix("VmFlags: ")).next();
+        flags.expect("there is such a mapping").to_owned()
+    }
+
     #[test]
     fn all_of_a_mapping_can_be_written_to() {
         const LENGTH: usize = 64 << 20;
@@ -80,6 +96,8 @@ mod tests {
                 // SAFETY: as above; nobody else has it.
                 assert_eq!(unsafe { byte.replace(7) }, 0);
             }
+            let flags = flags_of(start);
+            assert!(flags.split(' ').any(|flag| flag == "nh"), "huge pages: {flags}");
             // SAFETY: mapped above.
             unsafe { munmap(start.as_ptr().cast(), LENGTH) }.unwrap();
         }
