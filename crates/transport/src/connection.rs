@@ -15,6 +15,7 @@ use crate::control::end;
 use crate::experience;
 use crate::introduction::{NO, UNKNOWN, YES};
 use crate::lending::{self, Area, Memory};
+use crate::process;
 use crate::reason::Reason;
 use crate::search::{Bargain, Waits};
 use crate::segment::{Greeting, Nonce, Segment};
@@ -44,6 +45,8 @@ pub struct Connection {
     pub(crate) blind_reads: AtomicU32,
     /// Requests of the peer's to go back to TCP that came to nothing, as this process saw.
     pub(crate) refusals: AtomicU32,
+    /// What this side had done when the last of them came.
+    pub(crate) refused_at: AtomicU64,
     /// How long to spin.
     pub patience: Patience,
     pub(crate) next_attempt: AtomicU32,
@@ -96,6 +99,7 @@ impl Connection {
             edges: AtomicU32::new(0),
             blind_reads: AtomicU32::new(0),
             refusals: AtomicU32::new(0),
+            refused_at: AtomicU64::new(0),
             patience: Patience::new(),
             next_attempt: AtomicU32::new(experience::patience(block.role(), server_port)),
             server_port,
@@ -345,7 +349,10 @@ impl Connection {
         loop {
             match self.block.state() {
                 State::Plain | State::Pinned if self.block.pin(reason) => {
-                    if let Ok(mut bargain) = self.bargain.try_lock() {
+                    // A guest would close its copies of what this process has offered, which would then be lost.
+                    if !process::is_guest()
+                        && let Ok(mut bargain) = self.bargain.try_lock()
+                    {
                         bargain.withdraw();
                     }
                     return true;

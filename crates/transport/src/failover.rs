@@ -404,6 +404,8 @@ impl Connection {
                 Ok(count) => bytes = &bytes[count..],
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => waits(),
+                // It reads no more, and that is all that its kernel says.
+                Err(Errno::PIPE) if self.is_unix() && !self.peer_has_closed(fd) => return,
                 Err(errno) => return self.note_error(fd, errno),
             }
         }

@@ -186,7 +186,11 @@ impl Connection {
         // The last bell, counted before the peer can see that it is asked: it must know how many to skip.
         let bells = &outgoing.rung.0.count;
         bells.fetch_add(1, Ordering::SeqCst);
-        outgoing.rung.0.handing.store(ASKED, Ordering::SeqCst);
+        if !change(outgoing, PREPARING, ASKED) {
+            // The peer has lost patience: it has a bell to ring.
+            bells.fetch_sub(1, Ordering::SeqCst);
+            return false;
+        }
         // With the fence after each publish: the peer sees this, or this side sees that.
         fence(Ordering::SeqCst);
         // Also if nobody sleeps: who has seen it counted may be about to take it, and would take the application's next byte.
@@ -322,6 +326,9 @@ impl Connection {
         }
         if in_order && counted {
             self.shut_for_good(fd);
+            if rung.handing.load(Ordering::SeqCst) != TAKEN {
+                self.refuse_for_good(fd);
+            }
             if self.is_refused() {
                 // The peer's kernel is told so by its hooks, but only once they have seen the request. To this one it is the same.
                 tcp::shutdown(fd, Shutdown::Write);
@@ -366,7 +373,7 @@ impl Connection {
                 // No bell was sent while the peer asked.
                 self.ring(fd, segment);
             }
-            return self.note_refusal(fd);
+            return self.note_refusal(fd, segment);
         }
         if !asked {
             // Else a process of this side answered so, and died.
@@ -406,10 +413,17 @@ impl Connection {
         }
         self.restore_options(fd);
         self.shut_for_good(fd);
+        self.refuse_for_good(fd);
     }
 
-    /// A request came to nothing. A peer that asks without end would keep this side from doing anything else.
-    fn note_refusal(&self, fd: i32) {
+    /// A request came to nothing. A peer that asks without end would keep this side from doing anything else: so many it may have between
+    /// two things that this side does.
+    fn note_refusal(&self, fd: i32, segment: &Segment) {
+        // By words that the peer does not write.
+        let done = segment.incoming().tail().wrapping_add(segment.outgoing().head());
+        if self.refused_at.swap(done, Ordering::Relaxed) != done {
+            self.refusals.store(0, Ordering::Relaxed);
+        }
         if self.refusals.fetch_add(1, Ordering::Relaxed) >= MOST_REFUSALS {
             self.lose(fd);
         }
@@ -442,7 +456,7 @@ impl Connection {
             stay(outgoing);
             // A bell that the dead process owed.
             self.ring(fd, segment);
-            self.note_refusal(fd);
+            self.note_refusal(fd, segment);
         } else {
             self.leave(fd, segment);
         }
@@ -480,8 +494,12 @@ impl Connection {
         if self.block.has(flag::SHUT_WR) {
             tcp::shutdown(fd, Shutdown::Write);
         }
+    }
+
+    /// Tells the kernel of an `AF_UNIX` socket that this side reads no more, which until now only the peer's hooks know ([`end::REFUSES`]).
+    /// Not before the peer has sent again what it has promised: the kernel would take none of it.
+    pub(crate) fn refuse_for_good(&self, fd: i32) {
         if self.is_unix() && self.block.has(flag::SHUT_RD) {
-            // Until now only the peer's hooks knew ([`end::REFUSES`]). Nothing more comes, and what has come is at this side.
             tcp::shutdown(fd, Shutdown::Read);
         }
     }

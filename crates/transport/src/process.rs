@@ -19,12 +19,21 @@ thread_local! {
 pub fn id() -> u32 {
     match PID.load(Ordering::Relaxed) {
         0 => {
-            let pid = rustix::process::getpid().as_raw_nonzero().get().cast_unsigned();
+            let pid = own_id();
             PID.store(pid, Ordering::Relaxed);
             pid
         }
         pid => pid,
     }
+}
+
+fn own_id() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
+}
+
+/// Whether this is a process in another one's memory (vfork(2)), which has copies of that one's descriptors.
+pub(crate) fn is_guest() -> bool {
+    own_id() != id()
 }
 
 /// The calling thread's kernel id.
@@ -102,15 +111,21 @@ pub fn forking_unseen() {
     FORKS.fetch_or(UNCOUNTED, Ordering::SeqCst);
 }
 
-/// To be called first in a forked child.
+/// To be called first in a forked child. Its id is asked for at once: a child of its own that has the same memory would note another.
 pub fn forked() {
-    PID.store(0, Ordering::Relaxed);
+    PID.store(own_id(), Ordering::Relaxed);
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_forked_child_knows_its_id_before_a_guest_could_note_another() {
+        forked();
+        assert_eq!(PID.load(Ordering::Relaxed), std::process::id());
+    }
 
     #[test]
     fn only_a_map_of_all_ids_is_whole() {

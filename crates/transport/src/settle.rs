@@ -137,6 +137,9 @@ impl Connection {
             let socket = unsafe { BorrowedFd::borrow_raw(fd) };
             let is_missing = || tcp::unread(socket).is_ok_and(|there| there < unread);
             self.yield_while(fd, deadline, is_missing);
+            if !is_missing() {
+                self.refuse_for_good(fd);
+            }
         }
         self.block.has(flag::RETURNED)
     }
@@ -183,6 +186,9 @@ impl Connection {
             if segment.link().is_none() {
                 // As above. The ring is empty once the peer has sent it all.
                 self.yield_while(fd, deadline, || !segment.incoming().is_empty());
+                if segment.incoming().is_empty() {
+                    self.refuse_for_good(fd);
+                }
             }
         }
         if self.block.has(flag::OWES_DOWN) {

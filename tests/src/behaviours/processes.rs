@@ -56,6 +56,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .alone(SHARED),
     Behaviour::connected("fifty_children_in_turn", fifty_children, echoes).alone(SHARED),
     Behaviour::connected("fork_while_a_thread_reads", fork_while_reading, sends_once),
+    Behaviour::whole("programs_beside_young_connections", accepts_some, programs_beside, Tally::Total(FEW)),
     Behaviour::connected("programs_that_do_not_care", programs_that_do_not_care, echoes)
         .alone(&["inherited-by-exec"]),
     Behaviour::whole("beside_programs_that_children_became", beside_programs, asks, Tally::Upgraded(1)),
@@ -617,6 +618,40 @@ fn sends_once(side: &Side, fd: Fd) {
     side.sync("send now");
     assert_eq!(calls::send(fd, b"data", 0), Ok(4));
     side.sync("done");
+}
+
+/// Connections, and messages on each: enough for it to be offered to the peer, whose calls are too few.
+const FEW: u64 = 20;
+const MESSAGES: usize = 12;
+
+fn accepts_some(side: &Side) {
+    let listener = side.listen();
+    let fds: Vec<Fd> = (0..FEW).map(|_| side.accept(listener)).collect();
+    side.sync("done");
+    for fd in fds {
+        assert_eq!(receive_exactly(fd, MESSAGES).len(), MESSAGES);
+    }
+}
+
+/// Nothing is left open of connections that are closed while a program that inherits them runs.
+fn programs_beside(side: &Side) {
+    let program = Program::helper("nothing", &[], false);
+    let destination = side.destination();
+    let before = every_descriptor();
+    let fds: Vec<Fd> = (0..FEW).map(|_| side.connect_to(destination)).collect();
+    for &fd in &fds {
+        (0..MESSAGES).for_each(|_| assert_eq!(quietly(|| calls::send(fd, b"m", 0)), Ok(1)));
+    }
+    quietly(|| program.vfork_and_exec(&[])).expect("vfork").wait_for_success();
+    quietly(|| fds.into_iter().for_each(|fd| calls::close(fd).expect("close")));
+    // What the library keeps for all connections.
+    assert!(every_descriptor() < before + 10, "{} descriptors, {before} before", every_descriptor());
+    side.sync("done");
+}
+
+/// How many are open, the library's among them.
+fn every_descriptor() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").count()
 }
 
 /// As system(3) does: programs with and without the library inherit the connection and leave it alone.
