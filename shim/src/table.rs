@@ -366,13 +366,18 @@ fn put(fd: i32, word: usize) -> bool {
         return false;
     }
     let Some(cell) = cell_to_fill(fd) else { return false };
-    if HIGHEST.load(Ordering::Relaxed) <= fd as usize {
-        HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
-    }
+    note_highest(fd);
     let stale = cell.swap(word, Ordering::SeqCst);
     // The program closed the last owner of this number in a way that no hook saw.
     forget(stale, fd, Parting::Unseen);
     true
+}
+
+/// `fd` is about to have an entry.
+fn note_highest(fd: i32) {
+    if HIGHEST.load(Ordering::Relaxed) <= fd as usize {
+        HIGHEST.fetch_max(fd as usize + 1, Ordering::SeqCst);
+    }
 }
 
 /// Whether this memory may be another process's: see [`ops::process::is_stranger`].
@@ -637,30 +642,46 @@ pub(crate) fn listening(fd: i32) {
     errno::keep(|| match cell(fd).and_then(|cell| decode(cell.load(Ordering::Acquire))) {
         // It did before: another listen(2) changes the backlog. Its name is the only one there can be.
         Some(Entry::Listener(listener)) if listener.service() == local_service(fd) => listener.announce(),
-        _ => {
-            listener(fd);
-        }
+        _ => listener(fd),
     });
 }
 
-/// A connection was accepted on the listener `fd`: where it listens. The listener is made if the program got the socket from
+/// A connection was accepted as `accepted` on the listener `fd`: where it listens. The listener is made if the program got the socket from
 /// elsewhere. `None` if it is of no interest.
-pub(crate) fn service_of_listener(fd: i32) -> Option<Service> {
-    match decode(cell(fd)?.load(Ordering::Acquire)) {
-        Some(Entry::Listener(listener)) => {
-            listener.accepts();
-            listener.service()
-        }
-        _ => errno::keep(|| listener(fd)),
+pub(crate) fn service_of_listener(fd: i32, accepted: i32) -> Option<Service> {
+    let cell = cell(fd)?;
+    let word = cell.load(Ordering::Acquire);
+    if let Some(Entry::Listener(listener)) = decode(word) {
+        listener.accepts();
+        return listener.service();
     }
+    errno::keep(|| {
+        if !listens(fd) {
+            // Another thread has closed it since, and the number may be another connection's.
+            return local_service(accepted);
+        }
+        let service = local_service(fd);
+        let listener = Listener::create(service);
+        let new = std::ptr::from_ref(listener).expose_provenance() | LISTENER;
+        note_highest(fd);
+        if !is_borrowed() && cell.compare_exchange(word, new, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            forget(word, fd, Parting::Unseen);
+            listener.announce();
+        }
+        service
+    })
 }
 
-fn listener(fd: i32) -> Option<Service> {
-    let service = local_service(fd);
-    let listener = Listener::create(service);
+fn listens(fd: i32) -> bool {
+    // SAFETY: a number; the kernel says what it is.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    rustix::net::sockopt::socket_acceptconn(socket) == Ok(true)
+}
+
+fn listener(fd: i32) {
+    let listener = Listener::create(local_service(fd));
     listener.announce();
     put(fd, std::ptr::from_ref(listener).expose_provenance() | LISTENER);
-    service
 }
 
 /// Where the socket `fd` listens, if it is TCP, or an `AF_UNIX` stream of a name that is selected.

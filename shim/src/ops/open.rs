@@ -95,7 +95,7 @@ pub(crate) fn accepted(listener: i32, fd: i32) {
     if fd < 0 || !config::enabled() || table::is_borrowed() {
         return;
     }
-    if let Some(service) = table::service_of_listener(listener) {
+    if let Some(service) = table::service_of_listener(listener, fd) {
         match service {
             Service::Port(port) => log::info!("fd {fd}: accepted on port {port}"),
             Service::Unix(name) => log::info!("fd {fd}: accepted on {name}"),
