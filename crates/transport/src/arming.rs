@@ -37,6 +37,9 @@ impl Connection {
 /// [`Connection::arm_cold`] of each of these. Always followed by one [`Connection::disarm_cold`] for each.
 pub fn arm_registrations(all: &[Arming<'_>]) {
     let announce = |one: &Arming<'_>, segment: &Segment| {
+        if one.asked & bit::WRITE != 0 {
+            one.connection.make_way(one.fd);
+        }
         waiting::arm_both(&one.connection.socket(one.fd, segment), one.asked & bit::WRITE != 0, one.wakes);
         one.rings_anyway(segment)
     };

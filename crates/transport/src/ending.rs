@@ -252,11 +252,11 @@ impl Connection {
             {
                 tcp::set_linger(fd, Some(Duration::ZERO));
             }
-        } else if (peer_returned() || self.block.has(flag::BELLS_FIRST))
+        } else if (peer_returned() || self.block.has(flag::BELLS_FIRST) || self.is_under_way(segment))
             && let Some(fd) = fd()
         {
-            // For one that is back on the kernel's socket, the reset that unread bells cause would be one. What it has sent since is not
-            // ours to take.
+            // For one that is back on the kernel's socket, the reset that unread bells cause would be one; and from any it takes what is
+            // under way. What the peer has sent since is not ours to take.
             if !self.has_returned() {
                 self.take_counted_bells(fd, segment);
             } else if let Ok(_guard) = self.lock_receiving(fd) {

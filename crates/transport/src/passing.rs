@@ -13,16 +13,18 @@ use crate::connection::Connection;
 use crate::control::{NOT_SWITCHED, end};
 use crate::failover::has_switched;
 use crate::segment::{Greeting, Segment};
-use crate::tcp;
+use crate::{tcp, waiting};
 
 impl Connection {
     /// The kernel says reset. That may be for nothing but unread bells: where the peer has taken all that this side
-    /// sent, plain TCP would have ended the stream in order. Or it answers a write after the end.
+    /// sent, plain TCP would have ended the stream in order; unless that has cut the peer's stream short. Or it answers a write after the end.
     pub(crate) fn note_reset(&self, fd: i32) {
         let block = self.block;
         // Where both directions had ended, TCP would have had nothing left to reset, whatever is unread.
-        let resets =
-            |segment| !self.has_taken_all(segment) && (self.is_unix() || !self.both_have_ended(segment));
+        let resets = |segment| {
+            self.has_lost_on_tcp(fd, segment)
+                || !self.has_taken_all(segment) && (self.is_unix() || !self.both_have_ended(segment))
+        };
         let unread = block.send_switched.load(Ordering::Acquire) == 0
             || block.has(flag::VOID)
             || self.segment().is_some_and(resets);
@@ -252,13 +254,29 @@ impl Connection {
 
     /// Whether the peer has taken all that this side has sent, as far as memory shows.
     fn has_taken_all(&self, segment: &Segment) -> bool {
-        let (outgoing, taken) = (segment.outgoing(), segment.incoming().rare.0.taken.load(Ordering::Acquire));
-        let sent = match outgoing.rare.0.switched_at.load(Ordering::Acquire) {
+        // What a peer on another host has taken from TCP nobody knows, nor what programs have without hooks, after a return.
+        let is_unknown = segment.is_alone() || !segment.is_ready();
+        segment.outgoing().is_empty() && (is_unknown || !self.is_under_way(segment))
+    }
+
+    /// Whether some of what this side has sent over TCP has not been taken by the peer, as far as memory shows: should the kernel reset the
+    /// connection, it would be lost.
+    pub(crate) fn is_under_way(&self, segment: &Segment) -> bool {
+        let sent = match segment.outgoing().rare.0.switched_at.load(Ordering::Acquire) {
             NOT_SWITCHED => self.block.tcp_sent.load(Ordering::Relaxed),
             at => at,
         };
-        // What a peer on another host has taken from TCP nobody knows, nor what programs have without hooks, after a return.
-        let is_unknown = segment.is_alone() || !segment.is_ready();
-        outgoing.is_empty() && (is_unknown || sent <= taken)
+        sent > segment.incoming().rare.0.taken.load(Ordering::Acquire)
+    }
+
+    /// Whether a reset has thrown away some of what the peer had sent over TCP before it left that: less is there than was to come.
+    pub(crate) fn has_lost_on_tcp(&self, fd: i32, segment: &Segment) -> bool {
+        let left = waiting::tcp_left(&self.socket(fd, segment));
+        if left == u64::MAX || self.is_unix() || !tcp::is_over(fd) {
+            return false;
+        }
+        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        tcp::unread(socket).is_ok_and(|there| there < left)
     }
 }

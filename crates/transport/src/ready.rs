@@ -273,9 +273,20 @@ impl Connection {
         let Some(segment) = self.segment() else { return };
         if writes {
             self.grow_for_sleeper(fd, segment);
+            self.make_way(fd);
         }
         waiting::arm_words(&self.socket(fd, segment), writes, wakes);
         self.armed(fd, segment);
+    }
+
+    /// For a registration in an event loop that waits for space: takes bytes that the peer had sent over TCP, and that the program does not
+    /// read yet, from before the bell, for which they may leave no room.
+    pub fn make_way(&self, fd: i32) {
+        let Some(segment) = self.segment() else { return };
+        let side = self.socket(fd, segment);
+        if !waiting::looks_settled(&side) {
+            waiting::make_way(&side);
+        }
     }
 
     /// A registration in an event loop has been announced, and the peer knows.

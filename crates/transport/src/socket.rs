@@ -52,12 +52,18 @@ impl Connection {
     }
 
     /// The peer was about to ask for the way back, and took no bells. Once it has asked, the call that rings finds that, and follows; but if
-    /// it has given up before, its sleepers are owed theirs.
+    /// it has given up before, its sleepers are owed theirs. One that takes longer than it should may be stopped, or dead: nothing comes of
+    /// its request.
     #[cold]
     fn ring_if_wanted_after_all(&self, fd: i32, segment: &Segment) {
-        for _ in 0..MOST_YIELDS {
-            match segment.incoming().rung.0.handing.load(Ordering::SeqCst) {
-                PREPARING => std::thread::yield_now(),
+        let handing = &segment.incoming().rung.0.handing;
+        for yields in 0..2 * MOST_YIELDS {
+            match handing.load(Ordering::SeqCst) {
+                PREPARING if yields < MOST_YIELDS => std::thread::yield_now(),
+                PREPARING => {
+                    let _ =
+                        handing.compare_exchange(PREPARING, NO_REQUEST, Ordering::SeqCst, Ordering::SeqCst);
+                }
                 NO_REQUEST if waiting::ring(&self.socket(fd, segment)) => return,
                 NO_REQUEST => {}
                 _ => return,
@@ -70,7 +76,7 @@ impl Connection {
     pub(crate) fn drain(&self, fd: i32, segment: &Segment) {
         let (incoming, outgoing) = (segment.incoming(), segment.outgoing());
         let someone_sleeps = incoming.data_armed.0.has_sleepers() || outgoing.space_armed.0.has_sleepers();
-        if someone_sleeps || self.unread_bells(segment) >= most_bells(segment) {
+        if someone_sleeps || !self.may_keep_bells(segment) {
             waiting::drain(&self.socket(fd, segment));
         }
     }
@@ -88,7 +94,16 @@ impl Connection {
 
     /// Whether a sleeper may leave unread bells where they are: each new one is an edge.
     pub(crate) fn may_leave_bells(&self, segment: &Segment) -> bool {
-        self.is_watched_for_edges() && self.unread_bells(segment) < most_bells(segment)
+        self.is_watched_for_edges() && self.may_keep_bells(segment)
+    }
+
+    /// Whether it does no harm that so many bells are unread: should this process be killed, they make its kernel reset the connection, which
+    /// throws away what is still under way to the peer.
+    fn may_keep_bells(&self, segment: &Segment) -> bool {
+        match self.unread_bells(segment) {
+            0 => true,
+            unread => unread < most_bells(segment) && !self.is_under_way(segment),
+        }
     }
 
     /// This side, as the decisions of [`waiting`] see it.

@@ -149,9 +149,14 @@ impl Connection {
                 }
                 Some(Err(errno)) if is_of_this_call(errno) => return Err(errno),
                 Some(result) => {
-                    if let Err(errno) = result {
+                    match result {
                         // It may be for nothing but unread bells.
-                        self.note_error(fd, errno);
+                        Err(errno) => self.note_error(fd, errno),
+                        // The kernel has told of it by another call.
+                        Ok(_) if !self.block.has(flag::SHUT_RD) && self.has_lost_on_tcp(fd, segment) => {
+                            self.block.raise(flag::RESET);
+                        }
+                        Ok(_) => {}
                     }
                     return self.error_of_reads(segment).map_or(Ok(0), Err);
                 }

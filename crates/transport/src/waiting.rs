@@ -255,7 +255,7 @@ pub(crate) fn sleep_for_space(
     let home = process::id();
     armed.arm(Wakes::ByTcp);
     side.sync();
-    let clear = side.lock().map(|_guard| make_way(side) && drain(side) && is_settled(side));
+    let clear = side.lock().map(|_guard| make_way_locked(side) && drain(side) && is_settled(side));
     let result = clear.and_then(|clear| if done() { Ok(()) } else { sleep(clear) });
     withdraw(armed, home);
     result
@@ -288,7 +288,7 @@ pub(crate) struct Sleeper {
 impl Sleeper {
     /// The first half of [`arm`]: [`Side::sync`] has to follow, and [`Self::finish`].
     pub(crate) fn announce(side: &impl Side, reads: bool, writes: bool, wakes: Wakes) -> Self {
-        let clear = reads || side.lock().is_ok_and(|_guard| make_way(side));
+        let clear = reads || make_way(side);
         Self { announced: Announced::begin(side, || arm_both(side, writes, wakes)), clear }
     }
 
@@ -346,7 +346,11 @@ pub(crate) fn renew(side: &impl Side, reads: bool, writes: bool) {
 
 /// Takes unread bytes away from before the bell that a sleeper for space waits for. Whoever sleeps for data has to
 /// find one of them when it runs, or it would sleep on. True if none is left.
-fn make_way(side: &impl Side) -> bool {
+pub(crate) fn make_way(side: &impl Side) -> bool {
+    side.lock().is_ok_and(|_guard| make_way_locked(side))
+}
+
+fn make_way_locked(side: &impl Side) -> bool {
     side.absorb(side.incoming().data_armed.0.has_sleepers())
 }
 

@@ -27,6 +27,7 @@ pub mod helpers;
 mod hostile;
 mod inside_libc;
 mod killed;
+mod leftovers;
 mod lending;
 mod locking;
 mod lying;
@@ -272,6 +273,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("threads", threads::ALL),
     ("cancelling", cancelling::ALL),
     ("switching", switching::ALL),
+    ("leftovers", leftovers::ALL),
     ("connecting", connecting::ALL),
     ("unaffected", unaffected::ALL),
     ("waiting", waiting::ALL),

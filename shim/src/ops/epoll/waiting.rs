@@ -677,6 +677,10 @@ impl Members {
             if bits != 0 {
                 told.push((epoll_event { events: bits, u64: member.data }, true));
             }
+            if bits == 0 && reported & bit::IN != 0 && member.armed == Some(true) {
+                // It waits for room on, and for the bell behind what has come.
+                connection.make_way(member.io);
+            }
             // Its edge has been used up: if there is something after all, once it has been armed, the kernel has to make another.
             member.is_stale |= nothing && member.kicked;
             let explained = drained || later || bits != 0 || member.spent || member.deleted || member.kicked;
