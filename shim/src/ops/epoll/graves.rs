@@ -10,8 +10,16 @@ pub(super) struct Graves {
     clock: u64,
     /// When each of the threads asked the kernel that have not sorted out its answer yet.
     lookers: Vec<u64>,
-    /// The `epoll_data` of what was removed since, and when.
-    buried: HashMap<u64, u64>,
+    /// The `epoll_data` of what was removed since.
+    buried: HashMap<u64, Grave>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Grave {
+    /// The last look that had begun by then.
+    when: u64,
+    /// A connection has got the name since.
+    is_reused: bool,
 }
 
 impl Graves {
@@ -30,7 +38,7 @@ impl Graves {
             return;
         }
         match self.lookers.iter().min() {
-            Some(&oldest) => self.buried.retain(|_, &mut when| when >= oldest),
+            Some(&oldest) => self.buried.retain(|_, grave| grave.when >= oldest),
             None => self.buried.clear(),
         }
     }
@@ -48,13 +56,36 @@ impl Graves {
     /// Something with `data` is removed. `rests`: as for [`Self::end`].
     pub(super) fn bury(&mut self, data: u64, rests: bool) {
         if rests || !self.lookers.is_empty() {
-            self.buried.insert(data, self.clock);
+            self.buried.insert(data, Grave { when: self.clock, is_reused: false });
         }
     }
 
     /// Whether a report with `data` is on a registration that is no more.
     pub(super) fn have(&self, data: u64) -> bool {
-        self.buried.contains_key(&data)
+        self.buried.get(&data).is_some_and(|grave| !grave.is_reused)
+    }
+
+    /// Whether a report with `data`, for which the kernel was asked in this `look`, may be on a registration that is no more, or on the
+    /// connection that has its name now.
+    pub(super) fn are_mixed(&self, data: u64, look: Option<u64>) -> bool {
+        if self.buried.is_empty() {
+            return false;
+        }
+        let reused = self.buried.get(&data).filter(|grave| grave.is_reused);
+        reused.is_some_and(|grave| look.is_some_and(|look| look <= grave.when))
+    }
+
+    /// A connection gets the name `data`. Where there are `one_shots`, a thread that has an older report must not take it for this one's: who was
+    /// told of this one believes that nobody else is.
+    pub(super) fn reuse(&mut self, data: u64, one_shots: bool) {
+        if !one_shots {
+            return self.unbury(data);
+        }
+        if !self.buried.is_empty()
+            && let Some(grave) = self.buried.get_mut(&data)
+        {
+            grave.is_reused = true;
+        }
     }
 
     /// A report with `data` may be on something else from now on.
@@ -79,6 +110,28 @@ mod tests {
         assert!(graves.have(1));
         graves.end(look, false);
         assert!(!graves.have(1), "whoever had asked has sorted it out");
+    }
+
+    #[test]
+    fn where_there_are_one_shots_a_name_that_is_used_again_is_doubtful_to_older_looks_alone() {
+        let mut graves = Graves::default();
+        let [older, old] = [graves.begin(), graves.begin()];
+        graves.bury(1, false);
+        graves.reuse(1, true);
+        let new = graves.begin();
+        assert!(!graves.have(1));
+        assert_eq!(
+            [Some(older), Some(old), Some(new), None].map(|look| graves.are_mixed(1, look)),
+            [true, true, false, false]
+        );
+        assert!(!graves.are_mixed(2, Some(old)));
+        graves.end(older, false);
+        graves.end(old, false);
+        assert!(graves.buried.is_empty());
+        let look = graves.begin();
+        graves.bury(1, false);
+        graves.reuse(1, false);
+        assert!(!graves.are_mixed(1, Some(look)));
     }
 
     #[test]

@@ -228,7 +228,7 @@ impl Members {
             set.one_shots.store(true, Ordering::SeqCst);
         }
         self.by_data.add(member.kernel.1, fd);
-        self.graves.unbury(member.kernel.1);
+        self.graves.reuse(member.kernel.1, set.one_shots.load(Ordering::SeqCst));
         self.by_fd.insert(fd, member);
     }
 
@@ -286,7 +286,7 @@ impl Members {
             self.by_data.add(data, fd);
             self.drop_data(set, before, fd);
         }
-        self.graves.unbury(data);
+        self.graves.reuse(data, set.one_shots.load(Ordering::SeqCst));
     }
 
     /// The connection registered as `fd`, if it is, stays on TCP for good: from now on the kernel alone knows of it. False if what the
@@ -436,7 +436,7 @@ impl Members {
                 self.make_way(set, wanted.1);
                 self.by_data.add(wanted.1, fd);
                 self.drop_data(set, before.1, fd);
-                self.graves.unbury(wanted.1);
+                self.graves.reuse(wanted.1, set.one_shots.load(Ordering::SeqCst));
             }
         }
         true

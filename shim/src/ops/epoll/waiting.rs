@@ -67,24 +67,27 @@ pub(crate) fn wait(
     loop {
         // A connection that another thread adds, or that leaves TCP, while this thread sleeps is armed at
         // once, because the thread is counted: its bell ends the sleep, and the report is sorted out here.
-        let (got, kept) = if let Some(turns) = set.rest() {
-            let got = ask(events, left);
-            let plain = set.is_undisturbed(turns);
-            let kept =
-                got.map(|got| if plain { got } else { set.sort_out(events, got, set.last_round(), false).0 });
-            set.rises();
-            (got, kept)
-        } else {
-            let Some(look) = set.begins_to_sleep() else {
-                return set.wait(epfd, events, left, mask).map(count);
+        let (got, kept) =
+            if let Some(turns) = set.rest() {
+                let got = ask(events, left);
+                let plain = set.is_undisturbed(turns);
+                let kept = got.map(|got| {
+                    if plain { got } else { set.sort_out(events, got, set.last_round(), false, None).0 }
+                });
+                set.rises();
+                (got, kept)
+            } else {
+                let Some(look) = set.begins_to_sleep() else {
+                    return set.wait(epfd, events, left, mask).map(count);
+                };
+                let got = ask(events, left);
+                let (look, plain) = set.woke(look);
+                let kept = got.map(|got| {
+                    if plain { got } else { set.sort_out(events, got, set.last_round(), false, look).0 }
+                });
+                set.looked(look);
+                (got, kept)
             };
-            let got = ask(events, left);
-            let (look, plain) = set.woke(look);
-            let kept =
-                got.map(|got| if plain { got } else { set.sort_out(events, got, set.last_round(), false).0 });
-            set.looked(look);
-            (got, kept)
-        };
         match (got, kept) {
             (Ok(got), Ok(0)) if got > 0 => {}
             (_, kept) => return kept.map(count),
@@ -304,7 +307,7 @@ impl Set {
                 Err(errno) => break Err(errno),
             };
             anything |= got > 0;
-            let (kept, _) = self.sort_out(events, got, round, self.is_awake());
+            let (kept, _) = self.sort_out(events, got, round, self.is_awake(), look);
             if kept > 0 || got < events.len() || turns == 0 {
                 break Ok((kept, anything));
             }
@@ -387,7 +390,7 @@ impl Set {
         drop(ear);
         let round = self.rounds.fetch_add(1, Ordering::Relaxed);
         // Among several, memory alone knows in which order their bytes came: some may have rung on TCP, and some not.
-        let kept = result.map(|count| self.sort_out(events, count, round, several && self.is_awake()));
+        let kept = result.map(|count| self.sort_out(events, count, round, several && self.is_awake(), look));
         self.looked(look);
         match kept {
             // What has come just in time is reported, though the time is over by now.
@@ -449,14 +452,15 @@ impl Set {
     }
 
     /// Sorts out what the kernel reported at `events[..count]`: reports on upgraded connections become what the
-    /// program would see, in wait number `round`, all others stay. If `later`, what memory shows as well is left to it. Returns how many
-    /// are left, and how many of these are on upgraded connections.
+    /// program would see, in wait number `round`, all others stay. If `later`, what memory shows as well is left to it. The kernel was asked
+    /// in the `look` of that number, if it has one. Returns how many are left, and how many of these are on upgraded connections.
     fn sort_out(
         &'static self,
         events: &mut [epoll_event],
         count: usize,
         round: u32,
         later: bool,
+        look: Option<u64>,
     ) -> (usize, usize) {
         if count == 0 {
             return (0, 0);
@@ -468,7 +472,7 @@ impl Set {
         let mut besides = Besides::default();
         for index in 0..count {
             let most = 1 + events.len() - count - more.len();
-            let told = members.translate(self, events[index], round, later, most, &mut besides);
+            let told = members.translate(self, events[index], round, later, most, &mut besides, look);
             let mut told = told.into_iter();
             if let Some((first, ours)) = told.next() {
                 events[kept] = first;
@@ -630,6 +634,7 @@ impl Members {
         later: bool,
         most: usize,
         besides: &mut Besides,
+        look: Option<u64>,
     ) -> SmallVec<[(epoll_event, bool); 1]> {
         let (data, reported) = (event.u64, event.events);
         let mut told = SmallVec::new();
@@ -638,10 +643,23 @@ impl Members {
         let (only, named_so) = (named.len() == 1, !named.is_empty());
         // What is on TCP may have any report.
         let mut known = !named.is_empty();
+        // It may be on one that had the name before: then nobody is told, and the kernel reports once more what it has of this one.
+        let others = set.is_opaque() || !self.others.of(data).is_empty();
+        let is_mixed = self.graves.are_mixed(data, look) && !others;
+        let mut is_old = is_mixed;
         for fd in named {
             let Some(member) = self.by_fd.get_mut(&fd) else { continue };
             known &= member.active;
             if !member.active {
+                if is_mixed {
+                    if !member.spent {
+                        member.is_stale = true;
+                        self.sync(set, fd);
+                    }
+                    continue;
+                }
+                // Somebody has been told, and the program has not asked anew: the kernel has been made to report it twice.
+                is_old |= only && !others && member.spent;
                 // The kernel has disabled it: known when it leaves TCP.
                 member.spent |= only && member.events & ONESHOT != 0;
                 continue;
@@ -692,7 +710,7 @@ impl Members {
         }
         if stranger {
             // Nothing of ours explains the report: another descriptor has the same data, or it is stale.
-            if told.is_empty() && self.is_strange(set, event, known) {
+            if told.is_empty() && !is_old && self.is_strange(set, event, known) {
                 told.push((event, false));
                 if named_so {
                     besides.told.push(data);
