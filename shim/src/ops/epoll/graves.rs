@@ -65,14 +65,14 @@ impl Graves {
         self.buried.get(&data).is_some_and(|grave| !grave.is_reused)
     }
 
-    /// Whether a report with `data`, for which the kernel was asked in this `look`, may be on a registration that is no more, or on the
-    /// connection that has its name now.
+    /// Whether a report with `data`, for which the kernel was asked in this `look`, or nobody knows when, may be on a registration that is no
+    /// more, or on the connection that has its name now.
     pub(super) fn are_mixed(&self, data: u64, look: Option<u64>) -> bool {
         if self.buried.is_empty() {
             return false;
         }
         let reused = self.buried.get(&data).filter(|grave| grave.is_reused);
-        reused.is_some_and(|grave| look.is_some_and(|look| look <= grave.when))
+        reused.is_some_and(|grave| look.is_none_or(|look| look <= grave.when))
     }
 
     /// A connection gets the name `data`. Where there are `one_shots`, a thread that has an older report must not take it for this one's: who was
@@ -122,7 +122,7 @@ mod tests {
         assert!(!graves.have(1));
         assert_eq!(
             [Some(older), Some(old), Some(new), None].map(|look| graves.are_mixed(1, look)),
-            [true, true, false, false]
+            [true, true, false, true]
         );
         assert!(!graves.are_mixed(2, Some(old)));
         graves.end(older, false);

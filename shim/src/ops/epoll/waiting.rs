@@ -469,10 +469,10 @@ impl Set {
         let (mut kept, mut own) = (0, 0);
         // What one report means beyond its own place, as far as there are places that the kernel has not filled.
         let mut more = SmallVec::<[epoll_event; 1]>::new();
-        let mut besides = Besides::default();
+        let mut besides = Besides { look, ..Besides::default() };
         for index in 0..count {
             let most = 1 + events.len() - count - more.len();
-            let told = members.translate(self, events[index], round, later, most, &mut besides, look);
+            let told = members.translate(self, events[index], round, later, most, &mut besides);
             let mut told = told.into_iter();
             if let Some((first, ours)) = told.next() {
                 events[kept] = first;
@@ -506,6 +506,8 @@ impl Set {
 /// What the kernel's reports may be on beside the connections that explain them.
 #[derive(Debug, Default)]
 struct Besides {
+    /// The number of the look in which the kernel was asked, if it has one.
+    look: Option<u64>,
     /// Names of such connections by which something else has been told of.
     told: SmallVec<[u64; 1]>,
     /// What nobody has been told of, by such names.
@@ -634,7 +636,6 @@ impl Members {
         later: bool,
         most: usize,
         besides: &mut Besides,
-        look: Option<u64>,
     ) -> SmallVec<[(epoll_event, bool); 1]> {
         let (data, reported) = (event.u64, event.events);
         let mut told = SmallVec::new();
@@ -645,7 +646,7 @@ impl Members {
         let mut known = !named.is_empty();
         // It may be on one that had the name before: then nobody is told, and the kernel reports once more what it has of this one.
         let others = set.is_opaque() || !self.others.of(data).is_empty();
-        let is_mixed = self.graves.are_mixed(data, look) && !others;
+        let is_mixed = self.graves.are_mixed(data, besides.look) && !others;
         let mut is_old = is_mixed;
         for fd in named {
             let Some(member) = self.by_fd.get_mut(&fd) else { continue };
@@ -665,6 +666,12 @@ impl Members {
                 continue;
             }
             let connection = member.connection();
+            // It may be on a socket that had the name before, whose end would be taken for this one's. An end stays.
+            let ended = reported & (bit::RDHUP | bit::ALWAYS);
+            let reported = match ended {
+                0 => reported,
+                _ => reported & !ended | ended & ready_in_kernel(member.io, PollFlags::RDHUP),
+            };
             let before = connection.block.drained.load(Ordering::Relaxed);
             // Edges may be asked for without RDHUP: then the end comes as a bell does, and makes no other edge.
             let hidden = reported & bit::IN != 0 && member.kernel.0 & bit::RDHUP == 0;
