@@ -254,14 +254,16 @@ impl Connection {
 
     /// Whether the peer has taken all that this side has sent, as far as memory shows.
     fn has_taken_all(&self, segment: &Segment) -> bool {
-        // What a peer on another host has taken from TCP nobody knows, nor what programs have without hooks, after a return.
-        let is_unknown = segment.is_alone() || !segment.is_ready();
-        segment.outgoing().is_empty() && (is_unknown || !self.is_under_way(segment))
+        // What programs have taken without hooks, after a return, nobody knows.
+        segment.outgoing().is_empty() && (!segment.is_ready() || !self.is_under_way(segment))
     }
 
     /// Whether some of what this side has sent over TCP has not been taken by the peer, as far as memory shows: should the kernel reset the
-    /// connection, it would be lost.
+    /// connection, it would be lost. What a peer on another host has taken nobody knows.
     pub(crate) fn is_under_way(&self, segment: &Segment) -> bool {
+        if segment.is_alone() {
+            return false;
+        }
         let sent = match segment.outgoing().rare.0.switched_at.load(Ordering::Acquire) {
             NOT_SWITCHED => self.block.tcp_sent.load(Ordering::Relaxed),
             at => at,
