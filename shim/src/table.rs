@@ -664,7 +664,7 @@ pub(crate) fn service_of_listener(fd: i32, accepted: i32) -> Option<Service> {
         let listener = Listener::create(service);
         let new = std::ptr::from_ref(listener).expose_provenance() | LISTENER;
         note_highest(fd);
-        if !is_borrowed() && cell.compare_exchange(word, new, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        if cell.compare_exchange(word, new, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             forget(word, fd, Parting::Unseen);
             listener.announce();
         }

@@ -246,13 +246,14 @@ impl Connection {
         word.fetch_or(end::LEAVES | reset, Ordering::SeqCst);
         let by_kernel = || self.has_returned() || !segment.is_ready() || self.has_shut_both();
         let peer_returned = || segment.incoming().end() & end::RETURN != 0 && !self.has_returned();
+        let reset_loses = || !self.has_returned() && self.is_under_way(segment);
         if reset != 0 {
             if by_kernel()
                 && let Some(fd) = fd()
             {
                 tcp::set_linger(fd, Some(Duration::ZERO));
             }
-        } else if (peer_returned() || self.block.has(flag::BELLS_FIRST) || self.is_under_way(segment))
+        } else if (peer_returned() || reset_loses() || self.block.has(flag::BELLS_FIRST))
             && let Some(fd) = fd()
         {
             // For one that is back on the kernel's socket, the reset that unread bells cause would be one; and from any it takes what is

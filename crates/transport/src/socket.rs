@@ -225,8 +225,10 @@ impl Connection {
     /// The same of those alone that have been rung, where something else may follow.
     pub(crate) fn take_counted_bells(&self, fd: i32, segment: &Segment) {
         let Ok(_guard) = self.lock_receiving(fd) else { return };
-        if waiting::is_settled(&self.socket(fd, segment)) {
-            self.take_bells(fd, self.unread_bells(segment));
+        let counted = self.unread_bells(segment);
+        // A read of nothing looks like the end.
+        if counted > 0 && waiting::is_settled(&self.socket(fd, segment)) {
+            self.take_bells(fd, counted);
         }
     }
 

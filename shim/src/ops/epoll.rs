@@ -22,6 +22,7 @@ mod early;
 mod graves;
 mod member;
 mod members;
+mod reports;
 mod set;
 mod strangers;
 mod waiting;

@@ -1,8 +1,7 @@
 //! epoll on many descriptors: event loops as servers have them.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
@@ -29,12 +28,6 @@ pub(super) const ALL: &[Behaviour] = &[
         takes_out_server,
         short_lived_clients,
         Tally::AtLeast(SHORT_LIVED / 2, SHORT_LIVED + 1),
-    ),
-    Behaviour::whole(
-        "one_shots_by_names_that_are_used_again",
-        serves_by_names,
-        many_short_lived_clients,
-        Tally::AtLeast(CLIENTS * VISITS / 4, CLIENTS * VISITS),
     ),
     Behaviour::whole("added_before_the_first_byte", adds_first, talks_later, Tally::Upgraded(1)),
     Behaviour::whole("fifty_connections", level_server, fifty_clients, Tally::Upgraded(MANY as u64)),
@@ -786,79 +779,4 @@ fn one_of_two_waiters(side: &Side, fd: Fd) {
     });
     say!("{} event", events.load(Ordering::SeqCst));
     stop(side);
-}
-
-/// Clients at a time, and connections that each of them makes, one after the other.
-const CLIENTS: u64 = 4;
-const VISITS: u64 = 150;
-/// Threads that serve whatever is reported.
-const WORKERS: usize = 6;
-/// Names of connections; the one that was given back last is used again first, as memory is.
-const NAMES: usize = 16;
-
-/// Nobody but the thread that was told of a one-shot connection touches it, until that asks for more or has closed it.
-fn serves_by_names(side: &Side) {
-    let listener = side.listen();
-    let set = calls::epoll_create().expect("epoll_create1");
-    let free = Mutex::new((0..NAMES).collect::<Vec<_>>());
-    let fds = [const { AtomicI32::new(-1) }; NAMES];
-    let busy = [const { AtomicBool::new(false) }; NAMES];
-    let left = AtomicUsize::new((CLIENTS * VISITS) as usize);
-    let serve = |name: usize| {
-        assert!(!busy[name].swap(true, Ordering::SeqCst), "two threads are told of one connection");
-        let fd = fds[name].load(Ordering::SeqCst);
-        match calls::recv(fd, 64, libc::MSG_DONTWAIT) {
-            Ok(data) if data.is_empty() => {
-                calls::close(fd).expect("close");
-                busy[name].store(false, Ordering::SeqCst);
-                free.lock().expect("a lock").push(name);
-                left.fetch_sub(1, Ordering::SeqCst);
-                return;
-            }
-            Ok(data) => assert_eq!(calls::send(fd, &data, 0), Ok(data.len())),
-            Err(error) => assert_eq!(error, Errno::EAGAIN),
-        }
-        busy[name].store(false, Ordering::SeqCst);
-        calls::epoll_modify(set, fd, EPOLLIN | EPOLLONESHOT, name as u64).expect("EPOLL_CTL_MOD");
-    };
-    let work = || {
-        quietly(|| {
-            while left.load(Ordering::SeqCst) > 0 {
-                for ready in calls::epoll_wait(set, 1, 50).expect("epoll_wait") {
-                    serve(ready.data as usize);
-                }
-            }
-        });
-    };
-    std::thread::scope(|scope| {
-        (0..WORKERS).for_each(|_| drop(scope.spawn(work)));
-        quietly(|| {
-            for _ in 0..CLIENTS * VISITS {
-                let fd = side.accept(listener);
-                let name = free.lock().expect("a lock").pop().expect("there are more names than clients");
-                fds[name].store(fd, Ordering::SeqCst);
-                calls::epoll_add(set, fd, EPOLLIN | EPOLLONESHOT, name as u64).expect("EPOLL_CTL_ADD");
-            }
-        });
-    });
-    say!("all served");
-}
-
-fn many_short_lived_clients(side: &Side) {
-    let destination = side.destination();
-    let visits = |client: u64| {
-        quietly(|| {
-            for visit in 0..VISITS {
-                let fd = side.connect_to(destination);
-                for round in 0..5 + (visit * 7 + client * 11) % 40 {
-                    let message = vec![b'a' + (round % 26) as u8; 1 + (round * 13 % 60) as usize];
-                    assert_eq!(calls::send(fd, &message, 0), Ok(message.len()));
-                    assert_eq!(receive_exactly(fd, message.len()), message);
-                }
-                calls::close(fd).expect("close");
-            }
-        });
-    };
-    std::thread::scope(|scope| (0..CLIENTS).for_each(|client| drop(scope.spawn(move || visits(client)))));
-    say!("all visited");
 }

@@ -58,6 +58,8 @@ pub(super) struct Member {
     pub(super) kernel: (u32, u64),
     /// The kernel is to look once more, even if nothing changes for it: the program has asked anew, and there may be bytes on TCP.
     pub(super) is_stale: bool,
+    /// It has been made to, since the program has asked, of one that is on TCP: a one-shot registration may be reported twice.
+    pub(super) is_renewed: bool,
     /// The wait that reported it last.
     pub(super) round: u32,
     /// When a look began that reported it, beside others ([`thallus_transport::arrival::now`]).
@@ -126,6 +128,7 @@ impl Member {
             told_the_end: None,
             kernel: (events, data),
             is_stale: false,
+            is_renewed: false,
             round: 0,
             reported_at: 0,
             held: 0,
@@ -149,6 +152,7 @@ impl Member {
         (self.events, self.data) = (events, data);
         (self.spent, self.deleted, self.seen, self.idle_sleeps, self.held) = (false, false, None, 0, 0);
         (self.kicked_at, self.told, self.told_the_end) = (None, None, None);
+        self.is_renewed = false;
     }
 
     /// The connection left TCP. What came over TCP the kernel has reported, or still will; nothing has come
