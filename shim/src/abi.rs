@@ -5,14 +5,12 @@
 
 pub(crate) mod api;
 mod descriptor;
-#[cfg(target_arch = "x86_64")]
 mod load;
 mod memory;
 mod message;
 mod open;
 mod process;
 mod stream;
-#[cfg(target_arch = "x86_64")]
 mod variadic;
 mod wait;
 

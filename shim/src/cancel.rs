@@ -95,7 +95,7 @@ pub(crate) fn act() {
 
 /// Runs `sleep`, a call of libc's that is a cancellation point. `None`: the thread is to end; the caller returns as soon as
 /// it can. `sleep` owns nothing that has to be dropped.
-#[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
+#[cfg(target_env = "gnu")]
 pub(crate) fn point<T, F: FnOnce() -> T>(sleep: F) -> Option<T> {
     struct Task<T, F> {
         sleep: Option<F>,
@@ -122,7 +122,7 @@ pub(crate) fn point<T, F: FnOnce() -> T>(sleep: F) -> Option<T> {
 }
 
 /// Elsewhere a thread is not cancelled while it sleeps here.
-#[cfg(not(all(target_env = "gnu", target_arch = "x86_64")))]
+#[cfg(not(target_env = "gnu"))]
 pub(crate) fn point<T, F: FnOnce() -> T>(sleep: F) -> Option<T> {
     Some(put_off(sleep))
 }
@@ -143,7 +143,7 @@ pub(crate) fn put_off<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// The frame at which unwinding stops (Itanium C++ ABI: Exception Handling, level I).
-#[cfg(all(target_env = "gnu", target_arch = "x86_64"))]
+#[cfg(target_env = "gnu")]
 mod landing {
     use std::ffi::c_void;
 
@@ -166,8 +166,9 @@ mod landing {
     const SEARCH_PHASE: i32 = 1;
     const INSTALL_CONTEXT: i32 = 7;
     const CONTINUE_UNWIND: i32 = 8;
-    /// RAX, by its DWARF number (System V ABI for AMD64, 3.6.2).
-    const RAX: i32 = 0;
+    /// The register of a result, RAX or X0, by its DWARF number (System V ABI for AMD64, 3.6.2; DWARF for the Arm 64-bit
+    /// Architecture, 4.1).
+    const RESULT: i32 = 0;
 
     /// Handles no exception, and stops whatever unwinds through the frame.
     unsafe extern "C" fn personality(
@@ -181,12 +182,13 @@ mod landing {
             return CONTINUE_UNWIND;
         }
         // SAFETY: the unwinder's own context, and a register that the frame's caller expects to be changed.
-        unsafe { _Unwind_SetGR(context, RAX, exception.expose_provenance()) };
+        unsafe { _Unwind_SetGR(context, RESULT, exception.expose_provenance()) };
         // SAFETY: an address in that very frame's function.
         unsafe { _Unwind_SetIP(context, (&raw const thallus_landing_pad).addr()) };
         INSTALL_CONTEXT
     }
 
+    #[cfg(target_arch = "x86_64")]
     std::arch::global_asm!(
         ".pushsection .text.thallus_run_cancellable, \"ax\", @progbits",
         ".hidden thallus_run_cancellable",
@@ -207,6 +209,37 @@ mod landing {
         "thallus_landing_pad:",
         "add rsp, 8",
         ".cfi_def_cfa_offset 8",
+        "ret",
+        ".cfi_endproc",
+        ".size thallus_run_cancellable, . - thallus_run_cancellable",
+        ".popsection",
+        personality = sym personality,
+    );
+
+    #[cfg(target_arch = "aarch64")]
+    std::arch::global_asm!(
+        ".pushsection .text.thallus_run_cancellable, \"ax\", %progbits",
+        ".hidden thallus_run_cancellable",
+        ".globl thallus_run_cancellable",
+        ".type thallus_run_cancellable, %function",
+        ".hidden thallus_landing_pad",
+        ".globl thallus_landing_pad",
+        "thallus_run_cancellable:",
+        ".cfi_startproc",
+        ".cfi_personality 0x1b, {personality}",
+        "stp x29, x30, [sp, #-16]!",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset x29, -16",
+        ".cfi_offset x30, -8",
+        "mov x9, x0",
+        "mov x0, x1",
+        "blr x9",
+        "mov x0, xzr",
+        "thallus_landing_pad:",
+        "ldp x29, x30, [sp], #16",
+        ".cfi_def_cfa_offset 0",
+        ".cfi_restore x29",
+        ".cfi_restore x30",
         "ret",
         ".cfi_endproc",
         ".size thallus_run_cancellable, . - thallus_run_cancellable",

@@ -3,6 +3,9 @@
 //! [`abi`] holds the functions that the program calls instead of libc's; each only forwards. [`table`] knows which file
 //! descriptors are TCP connections. [`ops`] decides. Everything about bytes is `thallus-transport`'s.
 
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("some hooks are in assembly, for x86-64 and AArch64");
+
 #[allow(unreachable_pub, reason = "the hooks are exported by name")]
 #[allow(
     clippy::multiple_unsafe_ops_per_block,
@@ -16,9 +19,7 @@ mod log;
 mod ops;
 mod real;
 mod stats;
-#[cfg(target_arch = "x86_64")]
 mod symbols;
 mod table;
-#[cfg(target_arch = "x86_64")]
 mod unwind;
 mod version;

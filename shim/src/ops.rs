@@ -3,7 +3,6 @@
 pub(crate) mod descriptor;
 pub(crate) mod epoll;
 pub(crate) mod lending;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod load;
 pub(crate) mod memory;
 pub(crate) mod open;

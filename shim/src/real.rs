@@ -205,7 +205,6 @@ pub(crate) fn single_threaded() -> *const u8 {
 macro_rules! addresses {
     ($($function:ident: $name:literal;)*) => {$(
         /// Where libc's own is.
-        #[cfg(target_arch = "x86_64")]
         pub(crate) fn $function() -> *mut c_void {
             static SLOT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             let known = SLOT.load(Ordering::Acquire);
@@ -236,16 +235,12 @@ pub(crate) fn resolve_all() {
     single_threaded();
     // rustix finds the kernel's clock by a symbol of libc's.
     let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    #[cfg(target_arch = "x86_64")]
-    {
-        dlopen();
-        dlmopen();
-    }
+    dlopen();
+    dlmopen();
     DONE.store(true, Ordering::Release);
 }
 
 /// Stands for a function that loads modules, in a libc without one.
-#[cfg(target_arch = "x86_64")]
 extern "C" fn no_module() -> *mut c_void {
     missing();
     std::ptr::null_mut()

@@ -348,9 +348,6 @@ extern "C" fn at_exit() {
 extern "C" fn at_load() {
     crate::abi::silence_panics();
     log::loaded();
-    // There nobody sees that a module is loaded.
-    #[cfg(not(target_arch = "x86_64"))]
-    crate::real::resolve_all();
     crate::ops::process::loaded();
     // SAFETY: the handler lives as long as this library, which is never unloaded.
     unsafe { libc::atexit(at_exit) };

@@ -21,6 +21,7 @@ macro_rules! forward {
         static FUNCTIONS: [AtomicPtr<libc::c_void>; NAMES.len()] =
             [const { AtomicPtr::new(std::ptr::null_mut()) }; NAMES.len()];
 
+        #[cfg(target_arch = "x86_64")]
         std::arch::global_asm!(
             $(
                 concat!(".globl ", $name),
@@ -44,6 +45,32 @@ macro_rules! forward {
                 "pop rsi",
                 "pop rdi",
                 concat!("jmp [rip + {functions} + 8 * ", $index, "]"),
+                concat!(".size ", $name, ", . - ", $name),
+            )*
+            functions = sym FUNCTIONS,
+            find = sym find,
+        );
+
+        #[cfg(target_arch = "aarch64")]
+        std::arch::global_asm!(
+            $(
+                concat!(".globl ", $name),
+                concat!(".hidden ", $name),
+                concat!(".type ", $name, ", %function"),
+                concat!($name, ":"),
+                concat!("adrp x16, {functions} + 8 * ", $index),
+                concat!("ldr x16, [x16, :lo12:{functions} + 8 * ", $index, "]"),
+                "cbz x16, 2f",
+                "br x16",
+                // The arguments, and where to return to.
+                "2: stp x29, x30, [sp, #-48]!",
+                "stp x0, x1, [sp, #16]",
+                "stp x2, x3, [sp, #32]",
+                "bl {find}",
+                "ldp x0, x1, [sp, #16]",
+                "ldp x2, x3, [sp, #32]",
+                "ldp x29, x30, [sp], #48",
+                concat!("b ", $name),
                 concat!(".size ", $name, ", . - ", $name),
             )*
             functions = sym FUNCTIONS,

@@ -113,7 +113,7 @@ impl Thallus {
         if unsafe { (self.status)(fd.as_fd().as_raw_fd(), &raw mut status) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        let reason = status.reason.map(i8::cast_unsigned);
+        let reason = status.reason.map(|character| character.to_ne_bytes()[0]);
         let reason = CStr::from_bytes_until_nul(&reason).unwrap_or_default();
         Ok(Status {
             fabric: match status.fabric {

@@ -5,17 +5,27 @@ use rustix::io::Errno;
 
 /// Most bytes in one call (read(2): `0x7ffff000`).
 pub const MOST_BYTES: usize = 0x7fff_f000;
-/// No memory of a program's is so long that has not asked for addresses above these (x86-64 with four-level paging).
-pub const TOO_LONG: usize = 1 << 47;
+/// No memory of a program's is so long that has not asked for addresses above these (x86-64 with four-level paging, AArch64 with 48
+/// bits of an address).
+pub const TOO_LONG: usize = if cfg!(target_arch = "aarch64") { 1 << 48 } else { 1 << 47 };
 /// Nothing is mapped below, so that a null pointer with an offset is caught too.
 const LOWEST: usize = 4096;
-/// End of user addresses (x86-64 with five-level paging; above it only the kernel lives).
+/// End of user addresses (x86-64 with five-level paging; above it only the kernel lives. On AArch64 what is above is a tag, which
+/// [`address`] takes away).
 const HIGHEST: usize = 1 << 56;
 
 /// Whether the application's memory may have `length` bytes at the address `start`.
 #[inline]
 pub fn may_be_of_program(start: usize, length: usize) -> bool {
+    let start = address(start);
     start >= LOWEST && start <= HIGHEST - length.min(HIGHEST)
+}
+
+/// Where a pointer leads to: AArch64 ignores its highest byte, in which HWASan and MTE keep a tag. The kernel does so for programs that
+/// ask for it (`PR_SET_TAGGED_ADDR_CTRL`); for others it says `EFAULT`, which this does not. A kernel's address has the bits below set, too.
+const fn address(pointer: usize) -> usize {
+    let of_kernel = pointer >> 55 & 1 != 0;
+    if cfg!(target_arch = "aarch64") && !of_kernel { pointer & (HIGHEST - 1) } else { pointer }
 }
 
 /// A cursor over a list of `iovec`s.
@@ -135,7 +145,7 @@ impl<'a> Buffers<'a> {
                 return Err(Errno::INVAL);
             }
             let length = buffer.iov_len.min(most);
-            let start = buffer.iov_base.addr();
+            let start = address(buffer.iov_base.addr());
             let lowest = if length == 0 { 0 } else { lowest };
             is_bad |= start < lowest || length >= TOO_LONG || start > HIGHEST - length;
             left = left.saturating_add(length);

@@ -53,7 +53,7 @@ impl Name {
             return None;
         }
         let length = length.saturating_sub(std::mem::offset_of!(libc::sockaddr_un, sun_path));
-        let path = raw.sun_path.map(i8::cast_unsigned);
+        let path = raw.sun_path.map(|character| character.to_ne_bytes()[0]);
         Self::of(path.get(..length)?)
     }
 

@@ -181,7 +181,7 @@ fn handle_at(handle: *const raw::Handle) -> Result<Handle, Errno> {
 pub(crate) fn text(name: &str) -> [c_char; 32] {
     let mut text = [0; 32];
     for (slot, byte) in text[..31].iter_mut().zip(name.bytes()) {
-        *slot = byte.cast_signed();
+        *slot = c_char::from_ne_bytes([byte]);
     }
     text
 }

@@ -1,7 +1,7 @@
 //! dlopen, dlmopen.
 //!
 //! What they look along, and which list of modules they add to, depends on who calls them, which libc tells by the return
-//! address. So the entry points are in assembly, for x86-64 (see [`super::variadic`]), and jump there.
+//! address. So the entry points are in assembly (see [`super::variadic`]), and jump there.
 
 use std::arch::naked_asm;
 use std::ffi::CStr;
@@ -19,6 +19,7 @@ use crate::real;
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void {
+    #[cfg(target_arch = "x86_64")]
     naked_asm!(
         "push rdi",
         "push rsi",
@@ -29,7 +30,18 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_voi
         "pop rdi",
         "jmp rax",
         before = sym before_dlopen,
-    )
+    );
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!(
+        "stp x29, x30, [sp, #-32]!",
+        "stp x0, x1, [sp, #16]",
+        "bl {before}",
+        "mov x16, x0",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "br x16",
+        before = sym before_dlopen,
+    );
 }
 
 /// dlmopen(3).
@@ -39,6 +51,7 @@ pub unsafe extern "C" fn dlopen(file: *const c_char, flags: c_int) -> *mut c_voi
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlmopen(space: Lmid_t, file: *const c_char, flags: c_int) -> *mut c_void {
+    #[cfg(target_arch = "x86_64")]
     naked_asm!(
         "push rdi",
         "push rsi",
@@ -49,7 +62,20 @@ pub unsafe extern "C" fn dlmopen(space: Lmid_t, file: *const c_char, flags: c_in
         "pop rdi",
         "jmp rax",
         before = sym before_dlmopen,
-    )
+    );
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!(
+        "stp x29, x30, [sp, #-48]!",
+        "stp x0, x1, [sp, #16]",
+        "str x2, [sp, #32]",
+        "bl {before}",
+        "mov x16, x0",
+        "ldp x0, x1, [sp, #16]",
+        "ldr x2, [sp, #32]",
+        "ldp x29, x30, [sp], #48",
+        "br x16",
+        before = sym before_dlmopen,
+    );
 }
 
 /// Gives back libc's own, never null.

@@ -76,10 +76,10 @@ pub unsafe extern "C" fn clone(
 ///
 /// # Safety
 /// As for vfork(2).
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vfork() -> pid_t {
+    #[cfg(target_arch = "x86_64")]
     std::arch::naked_asm!(
         "sub rsp, 8",
         "call {before}",
@@ -99,18 +99,31 @@ pub unsafe extern "C" fn vfork() -> pid_t {
         before = sym process::before_vfork,
         after = sym process::after_vfork,
         number = const libc::SYS_vfork,
-    )
-}
-
-/// vfork(2), as POSIX allows it to be: fork(2).
-///
-/// # Safety
-/// As for fork(2).
-#[cfg(not(target_arch = "x86_64"))]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vfork() -> pid_t {
-    // SAFETY: the program's own call.
-    unsafe { fork() }
+    );
+    // The kernel has no vfork there, but a clone that is one.
+    #[cfg(target_arch = "aarch64")]
+    std::arch::naked_asm!(
+        "stp x29, x30, [sp, #-16]!",
+        "bl {before}",
+        "ldp x29, x30, [sp], #16",
+        "mov x0, {flags}",
+        "mov x1, xzr",
+        "mov x2, xzr",
+        "mov x3, xzr",
+        "mov x4, xzr",
+        "mov x8, {number}",
+        "svc #0",
+        "cbz x0, 2f",
+        "stp x29, x30, [sp, #-16]!",
+        "bl {after}",
+        "ldp x29, x30, [sp], #16",
+        "2:",
+        "ret",
+        before = sym process::before_vfork,
+        after = sym process::after_vfork,
+        flags = const libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
+        number = const libc::SYS_clone,
+    );
 }
 
 pub(super) type Strings = *const *const c_char;

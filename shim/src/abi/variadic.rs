@@ -1,8 +1,8 @@
 //! execl and dprintf: functions that C gives any number of arguments.
 //!
 //! Rust can't define one, so the entry points are in assembly, for x86-64 (System V Application Binary Interface, AMD64
-//! supplement, sections 3.2.3 and 3.5.7). They make of the arguments what the functions with a list take, `execv` and
-//! `vdprintf`, and go there.
+//! supplement, sections 3.2.3 and 3.5.7) and AArch64 (Procedure Call Standard for the Arm 64-bit Architecture, 6.8 and
+//! appendix B). They make of the arguments what the functions with a list take, `execv` and `vdprintf`, and go there.
 
 use std::arch::naked_asm;
 
@@ -13,7 +13,7 @@ use super::process::{Strings, execv, execve, execvp};
 use crate::ops::stream::{self, one};
 use crate::{errno, real, table};
 
-/// What C calls `va_list` where it is handed on: the address of the register it is kept in.
+/// What C calls `va_list` where it is handed on: the address of what it is kept in.
 type Arguments = *mut c_void;
 
 /// An entry point of a function like execl(3). Those of its arguments that came in registers are put in front of those on the
@@ -27,6 +27,7 @@ macro_rules! takes_strings {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(path: *const c_char) -> c_int {
+            #[cfg(target_arch = "x86_64")]
             naked_asm!(
                 "pop rax",
                 "push r9",
@@ -42,7 +43,19 @@ macro_rules! takes_strings {
                 "push rdx",
                 "ret",
                 list = sym $list,
-            )
+            );
+            #[cfg(target_arch = "aarch64")]
+            naked_asm!(
+                "stp x30, x1, [sp, #-64]!",
+                "stp x2, x3, [sp, #16]",
+                "stp x4, x5, [sp, #32]",
+                "stp x6, x7, [sp, #48]",
+                "add x1, sp, #8",
+                "bl {list}",
+                "ldr x30, [sp], #64",
+                "ret",
+                list = sym $list,
+            );
         }
     )*};
 }
@@ -68,11 +81,11 @@ unsafe extern "C" fn execute_with_environment(path: *const c_char, list: Strings
     }
 }
 
-/// An entry point of a function like dprintf(3) with `named` words before its other arguments, and the `register` that the
-/// list of these goes to. It is made on the stack: how many bytes of each kind of register are used up, where on the stack
-/// arguments go on, and the registers themselves.
+/// An entry point of a function like dprintf(3) with `named` words before its other arguments, and the register that the
+/// list of these goes to, on either processor. It is made on the stack: how many bytes of each kind of register are used up, or left,
+/// where on the stack arguments go on, and the registers themselves.
 macro_rules! takes_arguments {
-    ($($name:ident($($arg:ident: $type:ty),*) => $list:path, $named:literal, $register:literal;)*) => {$(
+    ($($name:ident($($arg:ident: $type:ty),*) => $list:path, $named:literal, $x86:literal, $arm:literal;)*) => {$(
         /// The function of that name in libc.
         ///
         /// # Safety
@@ -80,6 +93,7 @@ macro_rules! takes_arguments {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            #[cfg(target_arch = "x86_64")]
             naked_asm!(
                 "sub rsp, 216",
                 "mov [rsp + 48], rdx",
@@ -103,20 +117,47 @@ macro_rules! takes_arguments {
                 "mov [rsp + 8], rax",
                 "lea rax, [rsp + 32]",
                 "mov [rsp + 16], rax",
-                concat!("mov ", $register, ", rsp"),
+                concat!("mov ", $x86, ", rsp"),
                 "call {list}",
                 "add rsp, 216",
                 "ret",
                 used = const 8 * $named,
                 list = sym $list,
-            )
+            );
+            #[cfg(target_arch = "aarch64")]
+            naked_asm!(
+                "sub sp, sp, #240",
+                "stp x29, x30, [sp]",
+                "stp x0, x1, [sp, #48]",
+                "stp x2, x3, [sp, #64]",
+                "stp x4, x5, [sp, #80]",
+                "stp x6, x7, [sp, #96]",
+                "stp q0, q1, [sp, #112]",
+                "stp q2, q3, [sp, #144]",
+                "stp q4, q5, [sp, #176]",
+                "stp q6, q7, [sp, #208]",
+                "add x9, sp, #240",
+                "add x10, sp, #112",
+                "stp x9, x10, [sp, #16]",
+                "str x9, [sp, #32]",
+                "mov w9, {left}",
+                "mov w10, #-128",
+                "stp w9, w10, [sp, #40]",
+                concat!("add ", $arm, ", sp, #16"),
+                "bl {list}",
+                "ldp x29, x30, [sp]",
+                "add sp, sp, #240",
+                "ret",
+                left = const -8 * (8 - $named),
+                list = sym $list,
+            );
         }
     )*};
 }
 
 takes_arguments! {
-    dprintf(fd: c_int, format: *const c_char) => vdprintf, 2, "rdx";
-    __dprintf_chk(fd: c_int, flag: c_int, format: *const c_char) => __vdprintf_chk, 3, "rcx";
+    dprintf(fd: c_int, format: *const c_char) => vdprintf, 2, "rdx", "x2";
+    __dprintf_chk(fd: c_int, flag: c_int, format: *const c_char) => __vdprintf_chk, 3, "rcx", "x3";
 }
 
 /// vdprintf(3).

@@ -149,7 +149,6 @@ extern "C" fn before_fork() {
 /// There are connections that a child will have, too.
 fn before_shared() {
     // Else each child looks for what it calls itself, by many page faults, and its siblings as well.
-    #[cfg(target_arch = "x86_64")]
     real::resolve_all();
     if config::may_have_peers() && config::has_peers() {
         let deadline = Instant::now() + SHORT_PATIENCE;

@@ -201,8 +201,13 @@ impl Windows {
             // SAFETY: every processor of this architecture has the instruction, and it reads nothing.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at(offset).cast()) };
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = offset;
+        #[cfg(target_arch = "aarch64")]
+        {
+            // SAFETY: it reads nothing.
+            unsafe {
+                std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) self.at(offset), options(nostack, readonly, preserves_flags));
+            }
+        }
     }
 
     /// `offset` and `length` lie in one window, and are of whole pages.
