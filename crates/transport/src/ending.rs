@@ -17,7 +17,8 @@ use crate::{tcp, waiting};
 impl Connection {
     /// Shuts down sending: a mark in the ring. The kernel's own shutdown waits for close, because bells
     /// must still pass. `Ok(false)` if the connection is not in the ring and the kernel has to do it.
-    pub fn shut_sending(&self, fd: i32) -> Result<bool, Errno> {
+    /// With `both`, the program shuts down receiving by the same call.
+    pub fn shut_sending(&self, fd: i32, both: bool) -> Result<bool, Errno> {
         let Some(segment) = self.segment() else { return Ok(false) };
         let _guard = self.lock_sending(fd)?;
         if !self.send_switched(fd, segment) {
@@ -29,7 +30,9 @@ impl Connection {
         }
         self.block.raise(flag::SHUT_WR);
         self.note_repeat(segment, end::FIN);
-        if segment.finish(end::FIN) {
+        // On `AF_UNIX` the peer sees both at the same moment.
+        let deaf = if both && self.is_unix() { end::DEAF } else { 0 };
+        if segment.finish(end::FIN | deaf) {
             self.ring(fd, segment);
         }
         Ok(true)

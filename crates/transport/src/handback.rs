@@ -50,6 +50,9 @@ pub(crate) const PREPARING: u32 = 4;
 /// How long the peer has for an answer if a new request may need none.
 const BRIEFLY: Duration = Duration::from_millis(1);
 
+/// How long whoever was woken has to run.
+const UNTIL_HEARD: Duration = Duration::from_millis(100);
+
 /// Requests of one call, each of which takes over what the peer has sent meanwhile.
 const MOST_REQUESTS: u32 = 100;
 
@@ -74,6 +77,16 @@ pub(crate) enum Rest {
     Taken,
     /// They are moved aside: whoever sleeps will be woken.
     TakenFromSleepers,
+}
+
+/// What comes of a request for the way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// This side leaves.
+    Granted,
+    /// Not now: the peer asks, too, and goes first.
+    Contended,
+    Refused,
 }
 
 impl Connection {
@@ -152,7 +165,9 @@ impl Connection {
             // What has come since can be taken over then.
             let again = self.may_take_over(segment, rest) && Instant::now() < deadline;
             let briefly = Instant::now() + BRIEFLY;
-            if self.ask(fd, segment, if again { briefly.min(deadline) } else { deadline }, rest, gone) {
+            let answer =
+                self.ask(fd, segment, if again { briefly.min(deadline) } else { deadline }, rest, gone);
+            if answer == Answer::Granted {
                 return self.leave(fd, segment);
             }
             self.take_back(fd, segment);
@@ -160,14 +175,18 @@ impl Connection {
             if self.is_asked_back(segment) {
                 self.go_back_second(fd, segment);
             }
-            if !again || self.block.has(flag::RETURNED) {
+            let is_contended = answer == Answer::Contended && Instant::now() < deadline;
+            if !(again || is_contended) || self.block.has(flag::RETURNED) {
                 break;
+            }
+            if is_contended {
+                rustix::thread::sched_yield();
             }
         }
         self.block.has(flag::RETURNED)
     }
 
-    /// Asks for the way back. False if nothing comes of it.
+    /// Asks for the way back.
     fn ask(
         &self,
         fd: i32,
@@ -175,13 +194,13 @@ impl Connection {
         deadline: Instant,
         rest: Rest,
         gone: impl Fn() -> bool,
-    ) -> bool {
+    ) -> Answer {
         let outgoing = segment.outgoing();
         outgoing.rung.0.handing.store(PREPARING, Ordering::SeqCst);
         outgoing.rare.0.end.fetch_or(end::RETURN, Ordering::SeqCst);
         // With the fence after each counted bell: the peer sees this, and rings no more, or this side sees that.
         fence(Ordering::SeqCst);
-        let Some(aside) = self.put_rest_aside(fd, segment, rest) else { return false };
+        let Some(aside) = self.put_rest_aside(fd, segment, rest) else { return Answer::Refused };
         outgoing.rung.0.aside.store(aside, Ordering::SeqCst);
         // The last bell, counted before the peer can see that it is asked: it must know how many to skip.
         let bells = &outgoing.rung.0.count;
@@ -189,16 +208,24 @@ impl Connection {
         if !change(outgoing, PREPARING, ASKED) {
             // The peer has lost patience: it has a bell to ring.
             bells.fetch_sub(1, Ordering::SeqCst);
-            return false;
+            return Answer::Refused;
         }
         // With the fence after each publish: the peer sees this, or this side sees that.
         fence(Ordering::SeqCst);
+        if segment.incoming().rung.0.handing.load(Ordering::SeqCst) == FINAL {
+            // The peer has left at the same moment. If it has not seen that bell counted, it would take it for the application's.
+            bells.fetch_sub(1, Ordering::SeqCst);
+            change(outgoing, ASKED, NO_REQUEST);
+            return Answer::Contended;
+        }
         // Also if nobody sleeps: who has seen it counted may be about to take it, and would take the application's next byte.
         if !self.put_bell(fd) {
             bells.fetch_sub(1, Ordering::SeqCst);
         }
-        (aside == 0 && self.has_all(fd, segment) && change(outgoing, ASKED, FINAL))
-            || self.await_taken(segment, deadline, gone)
+        if aside == 0 && self.has_all(fd, segment) && change(outgoing, ASKED, FINAL) {
+            return Answer::Granted;
+        }
+        self.await_taken(segment, deadline, gone)
     }
 
     /// A request has come to nothing.
@@ -263,8 +290,8 @@ impl Connection {
             && incoming.rung.0.count.load(Ordering::SeqCst) == self.block.drained.load(Ordering::Relaxed)
     }
 
-    /// Waits for the peer to take over what this side has not read. False if it does not: then the request is withdrawn.
-    fn await_taken(&self, segment: &Segment, deadline: Instant, gone: impl Fn() -> bool) -> bool {
+    /// Waits for the peer to take over what this side has not read. If it does not the request is withdrawn.
+    fn await_taken(&self, segment: &Segment, deadline: Instant, gone: impl Fn() -> bool) -> Answer {
         let outgoing = segment.outgoing();
         let word = &outgoing.rung.0.handing;
         loop {
@@ -274,13 +301,14 @@ impl Connection {
                 _ => false,
             };
             let left = deadline.saturating_duration_since(Instant::now());
-            if contended || gone() || left == Duration::ZERO {
-                return !change(outgoing, ASKED, NO_REQUEST);
+            let gives_up = contended || gone() || left == Duration::ZERO;
+            if gives_up && change(outgoing, ASKED, NO_REQUEST) {
+                return if contended { Answer::Contended } else { Answer::Refused };
             }
             match word.load(Ordering::SeqCst) {
                 ASKED => {}
-                // Or the peer has declined.
-                answer => return answer == TAKEN,
+                TAKEN => return Answer::Granted,
+                _ => return Answer::Refused,
             }
             // Short: a peer that dies or asks, too, wakes nobody.
             let limit = left.min(Duration::from_millis(1));
@@ -298,20 +326,18 @@ impl Connection {
         };
         let deadline = Instant::now() + PATIENCE;
         let has_taken_all = || loop {
-            let left = unread_bells();
-            if left == 0 {
+            // By looking first: one that was counted may be uncounted, and the application's bytes come in its place.
+            if self.skip_last_bells(fd, segment)
+                || self.block.has(flag::PEER_GONE)
+                || self.peer_has_closed(fd)
+            {
                 return true;
-            }
-            if self.take_bells(fd, left) == 0 {
-                if self.block.has(flag::PEER_GONE) || self.peer_has_closed(fd) {
-                    return true;
-                }
-                rustix::thread::sched_yield();
             }
             // A bell that has been counted is sent at once, unless its sender dies, or lies.
             if Instant::now() >= deadline {
                 return false;
             }
+            rustix::thread::sched_yield();
         };
         // Bytes of the peer's that are still on TCP stand before its bells.
         let in_order = unread_bells() == 0 || (self.absorb_the_rest(fd, segment) && has_taken_all());
@@ -501,6 +527,16 @@ impl Connection {
     pub(crate) fn refuse_for_good(&self, fd: i32) {
         if self.is_unix() && self.block.has(flag::SHUT_RD) {
             tcp::shutdown(fd, Shutdown::Read);
+        }
+    }
+
+    /// Before the last bells are taken: a writer of this side that sleeps for space until there is something to read is woken by them, and has
+    /// to run first. Not for ever: its process may be stopped.
+    pub(crate) fn let_writers_hear(&self, segment: &Segment) {
+        let armed = &segment.outgoing().space_armed.0;
+        let deadline = Instant::now() + UNTIL_HEARD;
+        while armed.has_sleepers() && Instant::now() < deadline {
+            rustix::thread::sched_yield();
         }
     }
 

@@ -90,10 +90,11 @@ impl Connection {
         }
     }
 
-    /// Whether the peer has closed its socket, as far as this side can know: an `AF_UNIX` socket that this side has shut down
-    /// looks the same.
+    /// Whether the peer has closed its socket, as far as this side can know: an `AF_UNIX` socket that this side has shut down, or whose
+    /// peer reads no more, either, looks the same.
     pub fn peer_has_closed(&self, fd: i32) -> bool {
-        if self.is_unix() && self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR) {
+        let sends_nothing = || self.block.has(flag::SHUT_WR) || self.is_refused();
+        if self.is_unix() && self.block.has(flag::SHUT_RD) && sends_nothing() {
             return self.segment().is_some_and(|segment| segment.incoming().end() & end::CLOSED != 0);
         }
         tcp::peer_has_closed(fd)

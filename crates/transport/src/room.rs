@@ -4,7 +4,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use crate::arena::flag;
 use crate::connection::Connection;
+use crate::control::end;
 use crate::ring::{HOT_CLASS, Lie, WIDE_CLASS, class_size};
 use crate::segment::{Outlet, Segment};
 use crate::settings::settings;
@@ -76,6 +78,16 @@ impl Connection {
     /// Whether a write would be taken by the ring, as poll(2) means it.
     pub(crate) fn ring_has_space(&self, segment: &Segment) -> bool {
         segment.outlet().has_room()
+    }
+
+    /// Whether a sender that sleeps for space is to go on: there is some, or it need not wait for it any more.
+    pub(crate) fn ends_waits_for_space(&self, segment: &Segment) -> bool {
+        self.ring_has_space(segment)
+            || self.block.has(flag::PEER_GONE)
+            || segment.link().is_some_and(|link| link.has_failed() || link.is_frozen())
+            || segment.incoming().end() & end::UNWANTED != 0
+            || self.block.has(flag::RETURNED)
+            || self.is_asked_back(segment)
     }
 
     /// Grows the outgoing window for a sender that would sleep. Nobody sleeps while the ring could take more: the

@@ -251,7 +251,11 @@ impl Connection {
             }
             // SAFETY: stop < SIDE_BYTES.
             let base = unsafe { segment.side().add(stop) };
-            if self.is_unix() && carries_control(fd, base, room) {
+            // Who sends something beside them stays on the kernel's socket, or goes back there first: where it is known which of them are from
+            // before, it is behind these. A peek would find it there, too, however little it asks for (`unix_stream_read_generic` of
+            // net/unix/af_unix.c).
+            let is_known = waiting::tcp_left(&socket) != u64::MAX;
+            if self.is_unix() && !is_known && carries_control(fd, base, room) {
                 // Only a read of the application's can take it.
                 return false;
             }
@@ -349,7 +353,7 @@ impl Side for Socket<'_> {
     }
 
     fn has_space(&self) -> bool {
-        self.connection.ring_has_space(self.segment)
+        self.connection.ends_waits_for_space(self.segment)
     }
 
     fn absorb(&self, keep_one: bool) -> bool {

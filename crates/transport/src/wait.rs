@@ -496,14 +496,7 @@ impl Connection {
         if self.block.send_switched.load(Ordering::Acquire) == 0 {
             return may_sleep().and_then(|()| self.sleep_for_kernel_space(fd, *deadline, has_some));
         }
-        let has_space = || {
-            self.ring_has_space(segment)
-                || self.block.has(flag::PEER_GONE)
-                || segment.link().is_some_and(|link| link.has_failed() || link.is_frozen())
-                || segment.incoming().end() & end::UNWANTED != 0
-                || self.block.has(flag::RETURNED)
-                || self.is_asked_back(segment)
-        };
+        let has_space = || self.ends_waits_for_space(segment);
         loop {
             let tail = segment.outgoing().tail();
             if self.patience.spin(has_space) == Spin::Done {

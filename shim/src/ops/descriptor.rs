@@ -266,7 +266,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
             connection.keep_reset(fd);
         }
         if how != libc::SHUT_RD
-            && let Err(errno) = connection.shut_sending(fd)
+            && let Err(errno) = connection.shut_sending(fd, how == libc::SHUT_RDWR)
         {
             return errno::int(Err(errno));
         }

@@ -382,7 +382,7 @@ fn is_stuck(one: &Polled) -> bool {
     let connection = one.call.connection();
     let is_unasked = one.asked & bit::READ == 0;
     !one.clear && (is_unasked || connection.recv_settled())
-        || is_unasked && connection.block.has(flag::SHUT_RD)
+        || is_unasked && (connection.block.has(flag::SHUT_RD) || !connection.recv_settled())
         || is_behind_bytes(one)
 }
 

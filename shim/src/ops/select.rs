@@ -1,6 +1,6 @@
 //! select(2) and pselect(2), by way of poll: the sets become a list, and the answers sets again.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{c_ulong, fd_set, pollfd, sigset_t};
 use rustix::io::Errno;
@@ -111,12 +111,34 @@ pub(crate) fn within(count: i32) -> i32 {
     errno::keep(|| table::highest_of_program(least, count)).map_or(least, |highest| highest + 1)
 }
 
-/// Waits as pselect(2) does.
+/// How often the end of a direction is looked at again which a program waits for that wants to write: there may be room now.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// Waits as pselect(2) does. What poll(2) tells unasked, an end or an error, ends no wait for anything else: who tells it is set aside.
 pub(crate) fn wait(sets: Sets, timeout: Option<Duration>, mask: *const sigset_t) -> Result<i32, Errno> {
     let mut list = sets.to_list();
-    poll::wait(&mut list, timeout, mask)?;
-    if list.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
-        return Err(Errno::BADF);
+    let mut aside = Vec::new();
+    let deadline = timeout.and_then(|limit| Instant::now().checked_add(limit));
+    let mut limit = timeout;
+    loop {
+        poll::wait(&mut list, limit, mask)?;
+        if list.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+            return Err(Errno::BADF);
+        }
+        let bits = sets.fill_from(&list);
+        if bits > 0 {
+            return Ok(bits);
+        }
+        let (told, silent): (Vec<_>, Vec<_>) = list.into_iter().partition(|entry| entry.revents != 0);
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if told.is_empty() && aside.is_empty() || left == Some(Duration::ZERO) {
+            return Ok(0);
+        }
+        list = silent;
+        if told.is_empty() {
+            list.append(&mut aside);
+        }
+        aside.extend(told.into_iter().filter(|entry| entry.events & OUT != 0));
+        limit = if aside.is_empty() { left } else { Some(left.map_or(AGAIN, |left| left.min(AGAIN))) };
     }
-    Ok(sets.fill_from(&list))
 }

@@ -45,6 +45,7 @@ mod switching;
 mod threads;
 mod timeouts;
 mod unaffected;
+mod unix_beside;
 mod unix_credentials;
 mod unix_messages;
 mod unix_names;
@@ -294,6 +295,7 @@ pub const AREAS: &[(&str, &[Behaviour])] = &[
     ("locking", locking::ALL),
     ("urgent", urgent::ALL),
     ("unix_streams", unix_streams::ALL),
+    ("unix_beside", unix_beside::ALL),
     ("unix_shutdown", unix_shutdown::ALL),
     ("unix_messages", unix_messages::ALL),
     ("unix_credentials", unix_credentials::ALL),

@@ -46,6 +46,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("mixed_with_everything", mixed, sends_on_demand),
     Behaviour::connected("woken_by_a_pipe", woken_by_a_pipe, waits),
     Behaviour::connected("as_many_as_may_be_open", as_many_as_may_be_open, sends_on_demand),
+    Behaviour::connected("selected_beside_ends_that_nobody_asked_for", selects_beside_ends, ends_on_demand),
     Behaviour::connected("woken_by_an_eventfd", woken_by_an_eventfd, waits),
     Behaviour::connected("woken_by_a_timer", woken_by_a_timer, waits),
     Behaviour::connected("woken_by_a_signalfd", woken_by_a_signalfd, waits),
@@ -172,6 +173,25 @@ fn half_closed(side: &Side, fd: Fd) {
     let _ = calls::poll(&[(fd, ALL_EVENTS)], 0);
     let _ = calls::poll(&[(fd, 0)], 0);
     let _ = calls::select(&[fd], &[fd], &[fd], Some(Duration::ZERO));
+}
+
+/// Who waits for urgent data alone is not woken by what poll tells unasked.
+fn selects_beside_ends(side: &Side, fd: Fd) {
+    let (reading, writing) = calls::pipe().expect("pipe");
+    let (half, other) = calls::pipe().expect("pipe");
+    calls::close(other).expect("close");
+    let writes = || assert_eq!(quietly(|| calls::write(writing, b"x")), Ok(1));
+    let open = while_blocked(|| calls::select(&[reading], &[], &[fd, half], None), writes);
+    assert_eq!(open.expect("select").read, [reading]);
+    calls::read(reading, 1).expect("read");
+    for place in ["end now", "ended", "close now", "closed"] {
+        side.sync(place);
+    }
+    calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+    let ended = while_blocked(|| calls::pselect(&[reading], &[], &[fd], None, None), writes);
+    assert_eq!(ended.expect("pselect").read, [reading]);
+    let none = calls::select(&[], &[], &[fd], Some(Duration::from_millis(50)));
+    assert!(none.expect("select").except.is_empty());
 }
 
 fn no_interest(side: &Side, fd: Fd) {

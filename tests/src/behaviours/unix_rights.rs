@@ -18,6 +18,8 @@ use crate::side::{Pattern, Side, receive_exactly, receive_pattern, while_blocked
 pub(super) const ALL: &[Behaviour] = &[
     whole("with_the_first_message", receives_at_first, sends_at_first),
     whole("with_the_first_message_of_the_server", sends_first_of_all, receives_first_of_all),
+    returned("behind_bytes_from_before", gives_at_last, takes_at_last),
+    returned("behind_bytes_from_before_of_the_client", takes_at_last, gives_at_last),
     late("read_in_one", gives_between, takes_in_one),
     late("read_in_pieces", gives_between, takes_in_pieces),
     late("read_whole", gives_between, takes_whole),
@@ -65,6 +67,11 @@ pub(super) const fn late(name: &'static str, left: fn(&Side, Fd), right: fn(&Sid
 /// Whether such a connection leaves the kernel's socket is the library's business.
 pub(super) const fn whole(name: &'static str, left: fn(&Side), right: fn(&Side)) -> Behaviour {
     Behaviour::whole(name, left, right, Tally::Total(1)).unix_only().alone(&["control-data"])
+}
+
+/// It leaves the kernel's socket, and comes back.
+const fn returned(name: &'static str, left: fn(&Side), right: fn(&Side)) -> Behaviour {
+    Behaviour::whole(name, left, right, Tally::Returned(1)).unix_only().alone(&["control-data"])
 }
 
 /// A pipe whose writing end is given away.
@@ -173,6 +180,36 @@ fn receives_first_of_all(side: &Side) {
 }
 
 /// Sends a descriptor with bytes before and behind, all of which are unread meanwhile.
+/// Messages of which the other side reads a byte at a time, so that those from before it left the kernel's socket are unread at the end.
+const MESSAGES: usize = 20;
+
+fn gives_at_last(side: &Side) {
+    let fd = side.connection();
+    let mut pattern = Pattern::new(63);
+    for _ in 0..MESSAGES {
+        send_all(fd, &pattern.take(64));
+        side.sync("sent");
+        receive_exactly(fd, 1);
+    }
+    let gift = Gift::new();
+    gift.give(fd, b"with");
+    side.sync("given");
+    gift.read();
+}
+
+fn takes_at_last(side: &Side) {
+    let fd = side.connection();
+    let mut pattern = Pattern::new(63);
+    for _ in 0..MESSAGES {
+        side.sync("sent");
+        receive_pattern(fd, &mut pattern, 1, 1);
+        send_all(fd, b"a");
+    }
+    side.sync("given");
+    receive_pattern(fd, &mut pattern, 63 * MESSAGES, 64);
+    take(fd, 100, 0);
+}
+
 fn gives_between(side: &Side, fd: Fd) {
     let gift = Gift::new();
     assert_eq!(calls::send(fd, b"before", 0), Ok(6));

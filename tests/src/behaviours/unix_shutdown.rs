@@ -45,6 +45,7 @@ pub(super) const ALL: &[Behaviour] = &[
     both("reading_is_shut_down_while_it_reads_and_writes", wakes_its_reader_beside_a_writer, reads_late),
     both("reading_is_shut_down_while_it_polls_and_writes", wakes_its_poll_beside_a_writer, reads_late),
     both("reading_is_shut_down_while_epoll_waits_and_it_writes", wakes_its_set_beside_a_writer, reads_late),
+    both("both_stop_reading_with_much_unread", stops_reading_behind_much, stops_reading_before_much),
     both("reading_is_shut_down_while_a_stopped_process_waits_for_room", wakes_its_reader, stands_still),
     both("all_is_shut_down_while_a_write_waits", shuts_down_while_blocked::<SHUT_RDWR>, writes_until_it_ends),
     both("reading_is_shut_down_then_it_closes", stops_reading_and_sees_it_closed, closes_when_nobody_reads),
@@ -176,6 +177,27 @@ fn wakes_its_own_reader(side: &Side, fd: Fd) {
     side.sync("refused");
     let _ = calls::recv(fd, 100, 0);
     assert_eq!(calls::send(fd, b"bye", 0), Ok(3));
+    side.sync("done");
+}
+
+fn stops_reading_behind_much(side: &Side, fd: Fd) {
+    side.tell(fill(fd) as u64);
+    side.sync("stopped");
+    assert_eq!(calls::shutdown(fd, SHUT_RD), Ok(0));
+    for _ in 0..2 {
+        assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
+    }
+    side.sync("read");
+    side.sync("done");
+}
+
+fn stops_reading_before_much(side: &Side, fd: Fd) {
+    let total = side.told() as usize;
+    assert_eq!(calls::shutdown(fd, SHUT_RD), Ok(0));
+    side.sync("stopped");
+    side.sync("read");
+    receive_exactly(fd, total);
+    assert_eq!(calls::recv(fd, 10, 0), Ok(vec![]));
     side.sync("done");
 }
 
