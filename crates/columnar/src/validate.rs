@@ -1,5 +1,7 @@
 //! Checks that look at every row. All run in time linear in the size of the message, also on what a hostile sender makes up.
 
+use std::collections::HashSet;
+
 use arrow_buffer::{ArrowNativeType, Buffer, NullBuffer, ScalarBuffer};
 use arrow_data::{ByteView, MAX_INLINE_VIEW_LEN};
 use arrow_schema::UnionFields;
@@ -52,10 +54,12 @@ pub(crate) fn list_views<T: ArrowNativeType>(offsets: &[T], sizes: &[T], limit: 
 /// Views point into `buffers`, repeat the first four bytes rightly, and are UTF-8 if `utf8`.
 pub(crate) fn views(views: &[u128], buffers: &[Buffer], utf8: bool) -> Result<(), Fault> {
     // Many views may name the same bytes, so each buffer is read once, as a whole. One that is no string as a whole may
-    // still hold strings; then these are read one by one, as long as that is not much more than all there is.
+    // still hold strings; then these are read one by one, as long as that is not much more than all there is. Rows that name
+    // the very same string, as those of a Parquet page with a dictionary do, have it read once.
     let whole: Vec<bool> = buffers.iter().map(|buffer| utf8 && std::str::from_utf8(buffer).is_ok()).collect();
     let all: usize = buffers.iter().map(Buffer::len).sum();
     let mut budget = all.saturating_mul(8).saturating_add(size_of_val(views));
+    let mut checked = HashSet::new();
 
     for view in views {
         let bits = *view;
@@ -85,7 +89,7 @@ pub(crate) fn views(views: &[u128], buffers: &[Buffer], utf8: bool) -> Result<()
             if !is_boundary(string[0]) || buffer.get(end).is_some_and(|byte| !is_boundary(*byte)) {
                 return Err(Fault::Utf8);
             }
-        } else {
+        } else if checked.insert(bits) {
             budget = budget.checked_sub(string.len()).ok_or(Fault::SharedViews)?;
             std::str::from_utf8(string).map_err(|_| Fault::Utf8)?;
         }

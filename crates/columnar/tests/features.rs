@@ -14,7 +14,7 @@ use arrow_array::{
     RecordBatchOptions, RunArray, StringArray, StringViewArray, UnionArray, make_array,
 };
 use arrow_buffer::{Buffer, NullBuffer, ScalarBuffer};
-use arrow_data::ArrayData;
+use arrow_data::{ArrayData, ByteView};
 use arrow_ipc::MetadataVersion;
 use arrow_ipc::writer::{IpcWriteOptions, StreamWriter};
 use arrow_schema::{DataType, Field, Schema, UnionFields, UnionMode};
@@ -93,6 +93,26 @@ fn views_are_copied_if_that_is_asked_for_and_pays() {
     // Most of it is used.
     let mut encoder = Encoder::new(&part.schema(), options).unwrap();
     assert_eq!(encoder.batch(&batch(Arc::new(whole.slice(0, 600)))).unwrap()[0].copied_bytes(), 0);
+}
+
+/// As the Parquet reader makes them from a page with a dictionary: few strings, each behind its length, which many rows name.
+#[test]
+fn strings_that_many_rows_name_may_lie_between_other_bytes() {
+    let (mut page, mut distinct) = (Vec::new(), Vec::new());
+    for n in 0..3 {
+        let text = format!("{n:0200}");
+        page.extend_from_slice(&200_u32.to_le_bytes());
+        let offset = u32::try_from(page.len()).unwrap();
+        page.extend_from_slice(text.as_bytes());
+        let prefix = u32::from_le_bytes(*b"0000");
+        distinct.push(ByteView { length: 200, prefix, buffer_index: 0, offset }.as_u128());
+    }
+    assert!(std::str::from_utf8(&page).is_err());
+    let views: ScalarBuffer<u128> = (0..8192).map(|row| distinct[row % 3]).collect();
+    let views = StringViewArray::try_new(views, vec![Buffer::from_vec(page)], None).unwrap();
+    let batch = batch(Arc::new(views));
+    let bytes = stream(std::slice::from_ref(&batch));
+    assert_eq!(feed(&mut Decoder::default(), &bytes, aligned).unwrap(), [batch]);
 }
 
 #[test]
