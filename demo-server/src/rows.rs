@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::SchemaRef;
-use arrow_select::concat::concat_batches;
 use duckdb::{Connection, Statement};
+use thallus_columnar::join;
 use thallus_columnar::scan::{Code, Failure};
 
 use crate::encoding::unsliced;
@@ -26,6 +26,8 @@ pub(crate) struct Rows<'a> {
     source: Source<'a>,
     /// Where the result goes, too.
     keeping: Option<Keeping<'a>>,
+    /// What [`Self::joined`] has made and not returned.
+    ready: VecDeque<RecordBatch>,
 }
 
 enum Source<'a> {
@@ -42,7 +44,7 @@ impl<'a> Rows<'a> {
         // Before the query reads the files.
         let version = server.dataset.version();
         if let Some(held) = store.find(sql, &version) {
-            return Ok(Self { schema: held.schema.clone(), source: Source::Held(held, 0), keeping: None });
+            return Ok(Self::of(held.schema.clone(), Source::Held(held, 0)));
         }
         let mut rows = Self::select(connection, sql)?;
         rows.keeping = Some(Keeping::new(store, sql, version, rows.schema.clone()));
@@ -60,7 +62,11 @@ impl<'a> Rows<'a> {
         let schema = statement.stream_arrow([]).map_err(database)?.get_schema();
         let unfit = Unfit::of(&statement);
         let source = Source::Query(Box::new(statement), unfit, VecDeque::new());
-        Ok(Self { schema, source, keeping: None })
+        Ok(Self::of(schema, source))
+    }
+
+    fn of(schema: SchemaRef, source: Source<'a>) -> Self {
+        Self { schema, source, keeping: None, ready: VecDeque::new() }
     }
 
     /// The kept result that these are of.
@@ -123,15 +129,16 @@ impl<'a> Rows<'a> {
         Ok(batches)
     }
 
-    /// Those in one batch, by copying if there are several, as arrow-ipc can write it.
+    /// Those in one batch, by copying if there are several, as arrow-ipc can write it. What does not fit into it comes next.
     pub(crate) fn joined(&mut self) -> Result<Option<RecordBatch>, Failure> {
-        let batches = self.some()?;
-        let joined = match &batches[..] {
-            [] => return Ok(None),
-            [batch] => unsliced(batch),
-            batches => concat_batches(&self.schema, batches),
-        };
-        joined.map(Some).map_err(|error| own(&error.to_string()))
+        if self.ready.is_empty() {
+            let batches = self.some()?;
+            for (count, batch) in join(&self.schema, &batches) {
+                let batch = if count == 1 { unsliced(&batch) } else { Ok(batch) };
+                self.ready.push_back(batch.map_err(|error| own(&error.to_string()))?);
+            }
+        }
+        Ok(self.ready.pop_front())
     }
 }
 

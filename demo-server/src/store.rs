@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::SchemaRef;
-use arrow_select::concat::concat_batches;
+use thallus_columnar::join;
 
 use crate::dataset::Version;
 use crate::rows::{BYTES, CHUNKS};
@@ -131,7 +131,7 @@ impl<'a> Keeping<'a> {
         Self { store, held, chunks: Vec::new(), chunk_bytes: 0 }
     }
 
-    /// None if the result is too large, others leave it no room, or Arrow can't join its batches.
+    /// None if the result is too large, or others leave it no room.
     pub(crate) fn add(mut self, chunk: &RecordBatch) -> Option<Self> {
         let bytes = size(chunk);
         if !self.held.size.grow(bytes, self.store.limit) {
@@ -139,30 +139,28 @@ impl<'a> Keeping<'a> {
         }
         self.chunk_bytes += bytes;
         self.chunks.push(chunk.clone());
-        let full = self.chunks.len() >= CHUNKS || self.chunk_bytes >= BYTES;
-        if full { self.join() } else { Some(self) }
+        if self.chunks.len() >= CHUNKS || self.chunk_bytes >= BYTES {
+            self.join();
+        }
+        Some(self)
     }
 
     /// The result is complete.
-    pub(crate) fn end(self) {
-        let store = self.store;
-        if let Some(Self { held, .. }) = self.join() {
-            store.insert(held);
-        }
+    pub(crate) fn end(mut self) {
+        self.join();
+        self.store.insert(self.held);
     }
 
-    fn join(mut self) -> Option<Self> {
-        if !self.chunks.is_empty() {
-            let batch = concat_batches(&self.held.schema, &self.chunks).ok()?;
+    fn join(&mut self) {
+        let mut bytes = 0;
+        for (count, batch) in join(&self.held.schema, &self.chunks) {
             // Several have been copied; a single one has not, and may share its buffers with others.
-            if self.chunks.len() > 1 {
-                self.held.size.replace(self.chunk_bytes, batch.get_array_memory_size());
-            }
+            bytes += if count > 1 { batch.get_array_memory_size() } else { size(&batch) };
             self.held.batches.push(batch);
-            self.chunks.clear();
-            self.chunk_bytes = 0;
         }
-        Some(self)
+        self.held.size.replace(self.chunk_bytes, bytes);
+        self.chunks.clear();
+        self.chunk_bytes = 0;
     }
 }
 
@@ -230,7 +228,10 @@ mod tests {
         let part = batch.num_rows() / 4;
         let keeping = Keeping::new(&store, "a", Version::default(), batch.schema());
         let parts = (0..4).map(|number| batch.slice(number * part, part));
-        let kept = parts.into_iter().try_fold(keeping, |keeping, part| keeping.join()?.add(&part));
+        let kept = parts.into_iter().try_fold(keeping, |mut keeping, part| {
+            keeping.join();
+            keeping.add(&part)
+        });
         kept.unwrap().end();
         assert!(store.find("a", &Version::default()).is_some());
     }

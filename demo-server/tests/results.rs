@@ -146,6 +146,33 @@ fn unions_in_lists_are_the_same_in_parts_over_all_transports() {
     }
 }
 
+/// Each chunk has a dictionary of its own, which arrow puts one behind the other where they lie in maps and arrays: too many values.
+#[test]
+fn dictionaries_that_do_not_fit_together_arrive_and_are_kept() {
+    let folder = dataset();
+    let colour = "['red', 'green', 'blue', 'black', 'white'][i % 5 + 1]::ENUM ('red', 'green', 'blue', 'black', 'white')";
+    let sql = format!(
+        "SELECT random() < 2 AS yes, {colour} AS plain, MAP {{'colour': {colour}}} AS map,
+         array_value({colour}, 'red') AS fixed FROM range(150000) t(i)"
+    );
+    let mut sums = Vec::new();
+    for how in [&[][..], &["--keep", "64"]] {
+        let server = Server::start(&folder, how);
+        for transport in TRANSPORTS {
+            let options =
+                ["--sql", &sql, "--transport", transport, "--summary", "--checksum", "--repeat", "2"];
+            let summary = server.run(&options).summary();
+            assert_eq!(summary["rows"], 150_000);
+            sums.push((summary["checksum"].clone(), transport, how));
+        }
+        // What it computes shows that it is the same.
+        let sql = sql.replace("random() < 2", "random()");
+        let ask = || server.run(&["--sql", &sql, "--summary", "--checksum"]).summary()["checksum"].clone();
+        assert_eq!(ask() == ask(), !how.is_empty(), "{how:?}");
+    }
+    assert!(sums.iter().all(|(sum, ..)| *sum == sums[0].0), "{sums:?}");
+}
+
 #[test]
 fn flight_compresses_if_it_is_asked_to() {
     let folder = dataset();
