@@ -1,9 +1,8 @@
 //! What a sender gathers before it takes it apart.
 
-use arrow_array::{Array, RecordBatch};
-use arrow_data::ArrayData;
-use arrow_schema::{DataType, Schema, SchemaRef};
-use arrow_select::concat::concat_batches;
+use arrow_array::RecordBatch;
+use arrow_schema::{Schema, SchemaRef};
+use thallus_columnar::join;
 
 use crate::{Error, Partition, Result, Scatter, WorkerId, stream};
 
@@ -78,76 +77,25 @@ impl Gather {
         let mut parts = Vec::new();
         let mut rest = &batches[..];
         while !rest.is_empty() {
-            let (together, behind) = rest.split_at(fitting(rest));
-            rest = behind;
-            let batch = match together {
-                [batch] => batch.clone(),
-                batches => concat_batches(&self.schema, batches)?,
-            };
             let Some(scatter) = &mut self.scatter else {
                 return Err(Error::Partition("nobody has said how".into()));
             };
-            parts.extend(scatter.split(&batch)?.into_iter().map(|(target, part)| (worker(target), part)));
+            let (together, behind) = rest.split_at(near(rest));
+            rest = behind;
+            for (_, batch) in join(&self.schema, together) {
+                parts.extend(scatter.split(&batch)?.into_iter().map(|(target, part)| (worker(target), part)));
+            }
         }
         Ok(parts)
     }
 }
 
-/// How many of the first batches can become one: at least one.
-fn fitting(batches: &[RecordBatch]) -> usize {
-    let parts = |batch: &RecordBatch| {
-        let mut parts = Vec::new();
-        batch.columns().iter().for_each(|column| bounded(&column.to_data(), &mut parts));
-        parts
-    };
-    let (mut bytes, mut so_far) = (stream::bytes(&batches[0]), parts(&batches[0]));
+/// How many of the first batches may become one: at least one.
+fn near(batches: &[RecordBatch]) -> usize {
+    let mut bytes = stream::bytes(&batches[0]);
     let fits = |batch: &&RecordBatch| {
         bytes = bytes.saturating_add(stream::bytes(batch));
-        bytes <= TOGETHER && so_far.iter_mut().zip(parts(batch)).all(|(so_far, other)| so_far.add(&other))
+        bytes <= TOGETHER
     };
     1 + batches[1..].iter().take_while(fits).count()
-}
-
-/// A part of a column that can't have any number of values.
-#[derive(Debug)]
-struct Bounded {
-    most: usize,
-    has: usize,
-    /// The values of a dictionary, while all batches have the same.
-    same: Option<ArrayData>,
-}
-
-impl Bounded {
-    /// Whether the other's fit in.
-    fn add(&mut self, other: &Self) -> bool {
-        self.has = self.has.saturating_add(other.has);
-        self.same = self.same.take().filter(|same| other.same.as_ref().is_some_and(|one| same.ptr_eq(one)));
-        self.same.is_some() || self.has <= self.most
-    }
-}
-
-/// Those in an array: dictionaries, by their keys, and rows in runs, by the ends of these. Arrays of one type have as many.
-fn bounded(array: &ArrayData, found: &mut Vec<Bounded>) {
-    match array.data_type() {
-        DataType::Dictionary(keys, _) => {
-            let values = &array.child_data()[0];
-            found.push(Bounded { most: largest(keys), has: values.len(), same: Some(values.clone()) });
-        }
-        DataType::RunEndEncoded(ends, _) => {
-            found.push(Bounded { most: largest(ends.data_type()), has: array.len(), same: None });
-        }
-        _ => {}
-    }
-    array.child_data().iter().for_each(|child| bounded(child, found));
-}
-
-/// The largest number of a type, as far as that matters.
-fn largest(of: &DataType) -> usize {
-    match of {
-        DataType::Int8 => i8::MAX as usize,
-        DataType::UInt8 => u8::MAX as usize,
-        DataType::Int16 => i16::MAX as usize,
-        DataType::UInt16 => u16::MAX as usize,
-        _ => i32::MAX as usize,
-    }
 }

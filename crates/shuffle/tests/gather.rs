@@ -76,6 +76,20 @@ fn runs_that_end_beyond_their_type_stay_apart() {
     assert_eq!(rows(vec![batch; 4], &Partition::Random(1)), 80_000);
 }
 
+/// Of which arrow does not make one.
+#[test]
+fn lists_of_runs_without_any_value_are_gathered() {
+    let runs = RunArray::<Int16Type>::try_new(
+        &arrow_array::Int16Array::from(Vec::<i16>::new()),
+        &Int64Array::from(Vec::<i64>::new()),
+    );
+    let runs: ArrayRef = Arc::new(runs.unwrap());
+    let field = Arc::new(Field::new_list_field(runs.data_type().clone(), true));
+    let lists = ListArray::new(field, OffsetBuffer::from_lengths([0, 0]), runs, None);
+    let batch = RecordBatch::try_from_iter([("l", Arc::new(lists) as ArrayRef)]).unwrap();
+    assert_eq!(rows(vec![batch; 4], &Partition::Random(1)), 8);
+}
+
 /// Text that lies behind views, also in lists.
 fn views(rows: usize, bytes: usize) -> RecordBatch {
     let views: StringViewArray = (0..rows).map(|n| (n % 5 > 0).then(|| format!("{n:0bytes$}"))).collect();
