@@ -285,6 +285,48 @@ fn rows_that_nobody_wants_are_dropped() {
     });
 }
 
+/// Nobody fetches anything. Each process has to hear that from the other before it can leave.
+#[test]
+fn processes_whose_receivers_have_stopped_early_leave_at_once() {
+    within(|| {
+        for share in [true, false] {
+            let nodes = nodes(&[2, 2], Config { share, idle: Duration::from_millis(20), ..small() });
+            for id in 1..3 {
+                let (senders, receivers): (Vec<_>, Vec<_>) = halves(&nodes, id).into_iter().unzip();
+                for mut sender in senders {
+                    (0..4).for_each(|target| sender.send_to(WorkerId(target), batch(0..10)).unwrap());
+                    sender.finish().unwrap();
+                }
+                // One at a time: the connections that the first have made are closed when the last stop.
+                receivers.into_iter().for_each(|receiver| {
+                    drop(receiver);
+                    thread::sleep(Duration::from_millis(50));
+                });
+            }
+            let began = Instant::now();
+            leave(nodes);
+            assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        }
+    });
+}
+
+/// Also where each has a connection of its own.
+#[test]
+fn every_worker_says_at_once_that_it_wants_no_rows() {
+    within(|| {
+        let nodes = nodes(&[3, 1], Config { share: false, ..small() });
+        let (senders, receivers): (Vec<_>, Vec<_>) = halves(&nodes, 1).into_iter().unzip();
+        senders.into_iter().for_each(|sender| sender.finish().unwrap());
+        drop(receivers);
+        let began = Instant::now();
+        while nodes[1].served().requests < 3 {
+            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", nodes[1].served());
+            thread::sleep(Duration::from_millis(10));
+        }
+        leave(nodes);
+    });
+}
+
 #[test]
 fn a_worker_that_gives_up_ends_it_for_all() {
     within(|| {

@@ -113,8 +113,8 @@ struct Open {
     replaced: HashSet<NodeId>,
     /// Until when a process that can't be reached is waited for, by all workers together.
     deadlines: HashMap<NodeId, Instant>,
-    /// When a process was tried last without waiting.
-    tried: HashMap<NodeId, Instant>,
+    /// When a process that was to be told something could last not be connected to.
+    unreached: HashMap<NodeId, Instant>,
     /// Of blocks that nobody wants: to be said on the next connection.
     unsaid: HashMap<Key, Vec<Request>>,
     readers: Vec<JoinHandle<()>>,
@@ -203,10 +203,8 @@ impl Client {
                 if unsaid.len() < UNSAID {
                     unsaid.push(request);
                 }
-                let now = Instant::now();
-                let is_due = |tried: &Instant| now.duration_since(*tried) > BRIEFLY;
-                if open.tried.get(&key.0).is_none_or(is_due) {
-                    open.tried.insert(key.0, now);
+                let is_due = |unreached: &Instant| unreached.elapsed() > BRIEFLY;
+                if open.unreached.get(&key.0).is_none_or(is_due) {
                     drop(open);
                     self.try_to_tell(key);
                 }
@@ -226,10 +224,15 @@ impl Client {
     }
 
     fn try_to_tell(self: &Arc<Self>, key: Key) {
-        if self.connection(key, false).is_err() && self.has_been_there(key.0) {
-            let mut open = self.lock();
-            // Who is connecting takes it along.
-            if !open.connecting.contains(&key) {
+        if self.connection(key, false).is_ok() {
+            return;
+        }
+        let has_been_there = self.has_been_there(key.0);
+        let mut open = self.lock();
+        // Who is connecting takes it along.
+        if !open.connecting.contains(&key) {
+            open.unreached.insert(key.0, Instant::now());
+            if has_been_there {
                 open.unsaid.remove(&key); // it is gone
             }
         }

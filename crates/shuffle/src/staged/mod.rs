@@ -169,6 +169,8 @@ impl Node {
     /// who needs rows of theirs. False if that took longer than [`Config::patience`].
     pub fn leave(mut self) -> bool {
         let deadline = deadline::after(self.config.patience);
+        // Before it waits: that rows are not wanted lets others end, who may have the same to say to this one.
+        self.client.tell(deadline);
         let mut all = self.server.store.close(deadline);
         self.client.tell(deadline);
         self.client.shut();
