@@ -52,6 +52,8 @@ pub trait Inlet: Debug {
 pub struct Sender<O: Outlet> {
     outlet: O,
     gather: Gather,
+    /// What the others are told instead of its rows, whatever comes behind it.
+    failed: Option<Error>,
     /// Why it ended early.
     why: Option<String>,
     finished: bool,
@@ -59,7 +61,7 @@ pub struct Sender<O: Outlet> {
 
 impl<O: Outlet> Sender<O> {
     pub(crate) fn new(outlet: O, gather: Gather) -> Self {
-        Self { outlet, gather, why: None, finished: false }
+        Self { outlet, gather, failed: None, why: None, finished: false }
     }
 
     pub fn worker(&self) -> WorkerId {
@@ -81,8 +83,10 @@ impl<O: Outlet> Sender<O> {
     ///
     /// # Errors
     ///
-    /// Other columns; no partition; with push, that a worker or a process is gone, or gave up.
+    /// Other columns; no partition; with push, that a worker or a process is gone, or gave up. After an error it is the same again,
+    /// to the end: the shuffle has failed for everybody who needs the rows.
     pub fn send(&mut self, batch: RecordBatch) -> Result<()> {
+        self.goes_on()?;
         match self.gather.add(batch) {
             Ok(true) => self.flush(),
             Ok(false) => Ok(()),
@@ -96,6 +100,7 @@ impl<O: Outlet> Sender<O> {
     ///
     /// Those of [`Sender::send`].
     pub fn flush(&mut self) -> Result<()> {
+        self.goes_on()?;
         let parts = self.gather.take().map_err(|error| self.failed(error))?;
         parts.into_iter().try_for_each(|(target, part)| self.send_to(target, part))
     }
@@ -110,6 +115,7 @@ impl<O: Outlet> Sender<O> {
     ///
     /// If there is no such worker.
     pub fn send_to(&mut self, target: WorkerId, batch: RecordBatch) -> Result<()> {
+        self.goes_on()?;
         self.outlet.deliver(target, batch).map_err(|error| self.failed(error))
     }
 
@@ -130,15 +136,18 @@ impl<O: Outlet> Sender<O> {
         self.why = Some(why.to_owned());
     }
 
+    fn goes_on(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
     fn failed(&mut self, error: Error) -> Error {
-        self.why.get_or_insert_with(|| error.to_string());
-        error
+        self.failed.get_or_insert(error).clone()
     }
 }
 
 impl<O: Outlet> Drop for Sender<O> {
     fn drop(&mut self) {
-        let why = self.why.take();
+        let why = self.why.take().or_else(|| self.failed.as_ref().map(Error::to_string));
         self.outlet.gone(why.or_else(|| (!self.finished).then(|| "it stopped before its end".to_owned())));
     }
 }

@@ -15,7 +15,7 @@ use arrow_array::{
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Schema};
-use thallus_shuffle::{Gather, Partition, WorkerId, push, staged, stream};
+use thallus_shuffle::{Error, Gather, Partition, WorkerId, push, staged, stream};
 
 use common::within;
 
@@ -238,6 +238,40 @@ fn rows_without_columns_arrive() {
     }
     arrive!(push);
     arrive!(staged);
+}
+
+/// Everybody has been told, or will be, that this worker gave up: it may not take that for a success.
+#[test]
+fn a_sender_that_has_failed_once_does_not_finish() {
+    macro_rules! fails {
+        ($design:ident) => {
+            within(|| {
+                let nodes: Vec<$design::Node> = common::nodes(&[1, 1], Default::default());
+                let other: ArrayRef = Arc::new(StringArray::from(vec!["x"]));
+                let other = RecordBatch::try_from_iter([("n", other)]).unwrap();
+                let (mut sender, own) = nodes[0].shuffle(1, &common::schema()).unwrap().remove(0);
+                let (peer, receiver) = nodes[1].shuffle(1, &common::schema()).unwrap().remove(0);
+                peer.finish().unwrap();
+                sender.partition(&Partition::Broadcast).unwrap();
+                sender.send(other).unwrap_err();
+                let outcomes = [
+                    sender.send(common::batch(0..10)),
+                    sender.send_to(WorkerId(1), common::batch(0..10)),
+                    sender.flush(),
+                    sender.partition(&Partition::Broadcast),
+                    sender.finish(),
+                ];
+                assert!(outcomes.iter().all(|one| matches!(one, Err(Error::Schema))), "{outcomes:?}");
+                let why = "worker 0 gave up: rows of other columns than the shuffle's";
+                for told in common::errors([own, receiver]) {
+                    assert!(told.ends_with(why), "{told}");
+                }
+                common::leave(nodes);
+            })
+        };
+    }
+    fails!(push);
+    fails!(staged);
 }
 
 #[test]
