@@ -24,7 +24,7 @@ pub enum Error {
     /// A process left in order, but its workers had not ended this shuffle.
     #[error("{0} has left")]
     Left(NodeId),
-    /// Another process can't say what it was asked for.
+    /// Another process can't say what it was asked for, or takes no connection.
     #[error("{node}: {why}")]
     Refused { node: NodeId, why: String },
     /// A worker can't go on with the shuffle.

@@ -112,6 +112,25 @@ fn there_is_room_for_the_connections_of_all_others() {
 }
 
 #[test]
+fn who_is_not_let_in_does_not_take_the_process_for_gone() {
+    within(|| {
+        let (seats, cluster) = seats(&[1, 1]);
+        let nodes: Vec<Node> = join(seats, &cluster, Config { connections: 1, ..small() });
+        let _open = nodes[1].shuffle(1, &schema()).unwrap();
+        let (sender, receiver) = nodes[0].shuffle(1, &schema()).unwrap().remove(0);
+        sender.finish().unwrap();
+        // Strangers have all that there are.
+        let mut strangers: Vec<TcpStream> = Vec::new();
+        let is_let_in = |mut stranger: &TcpStream| stranger.read_exact(&mut [0; 64]).is_ok();
+        while strangers.last().is_none_or(is_let_in) {
+            strangers.push(TcpStream::connect(cluster.address(NodeId(1))).unwrap());
+        }
+        let told = errors([receiver]);
+        assert!(told[0].starts_with("process 1: it is gone, or has too many connections: "), "{told:?}");
+    });
+}
+
+#[test]
 fn a_connection_that_nobody_uses_is_closed_and_made_again() {
     within(|| {
         let nodes = nodes(&[1, 1], Config { idle: Duration::from_millis(50), ..small() });

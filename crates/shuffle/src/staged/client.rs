@@ -184,7 +184,7 @@ impl Client {
                 return Ok(pending);
             }
         }
-        Err(Error::Gone { node, why: "connections to it end at once".into() })
+        Err(not_taken(node, "it closed three connections"))
     }
 
     /// Says that nobody wants a block, to which there is no answer. Does not wait for a process that is not there: it is told with
@@ -421,7 +421,7 @@ impl Client {
 
     /// The thread of a connection.
     fn read(&self, key: Key, connection: &Arc<Connection>) {
-        let why = self.read_chunks(connection);
+        let ended = self.read_chunks(connection);
         let pending = {
             let mut waiting = connection.lock();
             waiting.closed = true;
@@ -432,12 +432,12 @@ impl Client {
         let closed = open.closed;
         drop(open);
         let _ = connection.stream.shutdown(Shutdown::Both);
-        match why {
+        match ended {
             None => {
                 self.counters.idle.fetch_add(1, Ordering::Relaxed);
             }
-            Some(why) => {
-                let error = if closed { Error::Closed } else { Error::Gone { node: connection.node, why } };
+            Some(error) => {
+                let error = if closed { Error::Closed } else { error };
                 pending.into_values().for_each(|pending| pending.complete(Err(error.clone())));
                 self.look_for(connection.node);
             }
@@ -445,7 +445,10 @@ impl Client {
     }
 
     /// Reads until the end, which it returns; None if that is for idleness.
-    fn read_chunks(&self, connection: &Connection) -> Option<String> {
+    fn read_chunks(&self, connection: &Connection) -> Option<Error> {
+        let node = connection.node;
+        let gone = |why: &str| Some(Error::Gone { node, why: why.to_owned() });
+        let ended = |heard: bool, why: &str| if heard { gone(why) } else { Some(not_taken(node, why)) };
         let mut answers: HashMap<u64, Assembly> = HashMap::new();
         let mut heard = false;
         loop {
@@ -453,7 +456,7 @@ impl Client {
             let mut have = 0;
             while have < HEAD {
                 match (&connection.stream).read(&mut head[have..]) {
-                    Ok(0) => return Some("it closed the connection".into()),
+                    Ok(0) => return ended(heard, "it closed the connection"),
                     Ok(read) => have += read,
                     Err(error) if is_timeout(&error) && have == 0 => {
                         let mut waiting = connection.lock();
@@ -463,28 +466,28 @@ impl Client {
                         }
                     }
                     Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Some(error.to_string()),
+                    Err(error) => return ended(heard, &error.to_string()),
                 }
             }
             // As long as a head.
             if !std::mem::replace(&mut heard, true) {
                 match self.is_same(connection.node, &head) {
                     Ok(()) => continue,
-                    Err(why) => return Some(why),
+                    Err(why) => return gone(&why),
                 }
             }
             let Some(head) = Head::from_bytes(&head) else {
-                return Some("a chunk that makes no sense".into());
+                return gone("a chunk that makes no sense");
             };
             if !connection.lock().pending.contains_key(&head.request) {
-                return Some("a chunk that nobody has asked for".into());
+                return gone("a chunk that nobody has asked for");
             }
             let answer = answers.entry(head.request).or_insert_with(|| Assembly::new(&head, &self.pool));
             let Some(target) = answer.place(&head) else {
-                return Some("chunks that do not fit together".into());
+                return gone("chunks that do not fit together");
             };
             if let Err(why) = fill(&connection.stream, target) {
-                return Some(why);
+                return gone(&why);
             }
             self.counters.chunks.fetch_add(1, Ordering::Relaxed);
             self.counters.bytes.fetch_add(u64::from(head.length), Ordering::Relaxed);
@@ -533,6 +536,11 @@ impl Connection {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().expect("nobody panics with it")
     }
+}
+
+/// Of a connection on which a process has said nothing.
+fn not_taken(node: NodeId, ended: &str) -> Error {
+    Error::Refused { node, why: format!("it is gone, or has too many connections: {ended}") }
 }
 
 fn is_timeout(error: &io::Error) -> bool {
@@ -698,7 +706,7 @@ mod tests {
         assert!(is_timeout(&server.read(&mut [0]).unwrap_err()));
         assert!(!reading.is_finished());
         connection.lock().writing = 0;
-        assert_eq!(reading.join().unwrap(), None, "now it is");
+        assert!(reading.join().unwrap().is_none(), "now it is");
     }
 
     fn chunk(sequence: u32, length: u32) -> Head {
