@@ -47,6 +47,8 @@ pub struct Connection {
     pub(crate) refusals: AtomicU32,
     /// What this side had done when the last of them came.
     pub(crate) refused_at: AtomicU64,
+    /// Threads of this process that sleep in a call for room, until there is something to read.
+    pub(crate) writers: AtomicU32,
     /// How long to spin.
     pub patience: Patience,
     pub(crate) next_attempt: AtomicU32,
@@ -100,6 +102,7 @@ impl Connection {
             blind_reads: AtomicU32::new(0),
             refusals: AtomicU32::new(0),
             refused_at: AtomicU64::new(0),
+            writers: AtomicU32::new(0),
             patience: Patience::new(),
             next_attempt: AtomicU32::new(experience::patience(block.role(), server_port)),
             server_port,

@@ -530,13 +530,15 @@ impl Connection {
         }
     }
 
-    /// Before the last bells are taken: a writer of this side that sleeps for space until there is something to read is woken by them, and has
+    /// Before the last bells are taken: a writer of this process that sleeps for space until there is something to read is woken by them, and has
     /// to run first. Not for ever: its process may be stopped.
-    pub(crate) fn let_writers_hear(&self, segment: &Segment) {
-        let armed = &segment.outgoing().space_armed.0;
-        let deadline = Instant::now() + UNTIL_HEARD;
-        while armed.has_sleepers() && Instant::now() < deadline {
-            rustix::thread::sched_yield();
+    pub(crate) fn let_writers_hear(&self) {
+        let sleep = || self.writers.load(Ordering::SeqCst) != 0;
+        if sleep() {
+            let deadline = Instant::now() + UNTIL_HEARD;
+            while sleep() && Instant::now() < deadline {
+                rustix::thread::sched_yield();
+            }
         }
     }
 

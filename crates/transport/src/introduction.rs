@@ -272,7 +272,7 @@ impl Connection {
     /// the application's. The caller holds the receive lock.
     pub(crate) fn greet(&self, fd: i32, segment: &Segment) -> bool {
         if self.block.has(flag::BELLS_FIRST | flag::LOST) {
-            self.let_writers_hear(segment);
+            self.let_writers_hear();
             return !self.block.has(flag::LOST) && self.skip_last_bells(fd, segment);
         }
         match segment.greeting() {

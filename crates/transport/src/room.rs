@@ -80,6 +80,16 @@ impl Connection {
         segment.outlet().has_room()
     }
 
+    /// The calling thread is about to sleep in a call that wants to write. Always followed by [`Self::awaits_no_room`].
+    pub fn awaits_room(&self) {
+        self.writers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The calling thread is awake again.
+    pub fn awaits_no_room(&self) {
+        self.writers.fetch_sub(1, Ordering::SeqCst);
+    }
+
     /// Whether a sender that sleeps for space is to go on: there is some, or it need not wait for it any more.
     pub(crate) fn ends_waits_for_space(&self, segment: &Segment) -> bool {
         self.ring_has_space(segment)

@@ -512,7 +512,8 @@ impl Connection {
         if self.grow_for_sleeper(fd, segment) {
             return Ok(());
         }
-        waiting::sleep_for_space(&self.socket(fd, segment), has_space, |clear| {
+        self.awaits_room();
+        let slept = waiting::sleep_for_space(&self.socket(fd, segment), has_space, |clear| {
             // A return to TCP is told by another descriptor.
             let told_here = segment.link().is_none();
             let sleeps_by_byte = clear && told_here && deadline.is_none() && !self.block.has(flag::SHUT_RD);
@@ -538,7 +539,9 @@ impl Connection {
                     slept => slept,
                 }
             }
-        })
+        });
+        self.awaits_no_room();
+        slept
     }
 
     /// As [`Self::sleep_for_byte`], for a sender.

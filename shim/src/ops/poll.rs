@@ -349,6 +349,9 @@ fn sleep_with(
             && process::id() == home
         {
             one.call.connection().disarm(one.asked, wakes);
+            if one.asked & bit::WRITE != 0 {
+                one.call.connection().awaits_no_room();
+            }
         }
         one.clear = true;
     }
@@ -357,6 +360,9 @@ fn sleep_with(
 
 /// Announces this sleeper, who `listens` for chimes, on each connection.
 fn arm(polled: &mut [Polled], listens: bool) {
+    for one in polled.iter().filter(|one| one.asked & bit::WRITE != 0) {
+        one.call.connection().awaits_room();
+    }
     let ask = polled.iter().filter(|one| one.call.connection().arms_by_asking()).count() > 1;
     let armings = polled.iter().map(|one| {
         let connection = one.call.connection();
