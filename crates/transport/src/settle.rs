@@ -199,6 +199,10 @@ impl Connection {
             self.await_down(fd, segment, Unread::ComesAgain, deadline);
             self.restore_options(fd);
         }
+        if self.side_length() == 0 {
+            // The peer's last bells may have been counted, and not yet sent.
+            self.yield_while(fd, deadline, || self.block.has(flag::BELLS_FIRST) && !self.greet(fd, segment));
+        }
         // What is in the side buffer only a hook can give to the application.
         self.side_length() == 0 && self.greet(fd, segment) && !self.block.has(flag::BELLS_FIRST)
     }

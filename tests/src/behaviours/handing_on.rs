@@ -42,6 +42,8 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("both_of_one_message", passes_two, asks_of_both, Tally::Returned(2))
         .alone(&["passed-to-process"])
         .tally(Tally::Unknown, Tally::Returned(2)),
+    Behaviour::whole("by_both_ends_at_once", serves_and_passes, asks_and_passes, Tally::Returned(CHANCES))
+        .alone(&["passed-to-process"]),
     passed("to_another_process_with_unread_bytes", passed_unread, sends_before_it_is_passed)
         .tally(Tally::Unknown, Tally::Returned(1)),
     passed("to_another_process_with_a_bell_unread", passed_once_woken, wakes_and_asks)
@@ -259,6 +261,41 @@ fn passed_from_high_up(side: &Side, fd: Fd) {
     }
     assert_eq!(child.wait(), calls::End::Exit(0));
     side.sync("done");
+}
+
+/// Connections one after the other: at each both ends may be at any step when the other begins.
+const CHANCES: u64 = 100;
+
+/// The descriptor is on its way for a moment. No byte is on the connection meanwhile.
+fn passes_for_a_moment(side: &Side, fd: Fd) {
+    let (local, remote) = quietly(calls::unix_pair).expect("socketpair");
+    side.sync("now");
+    let passes = || calls::sendmsg_with(remote, &[b"x"], Beside { fds: &[fd], ..Beside::default() }, 0);
+    assert_eq!(quietly(passes), Ok(1));
+    for end in [local, remote] {
+        quietly(|| calls::close(end)).expect("close");
+    }
+    send_all(fd, b"hello");
+    assert_eq!(receive_exactly(fd, 5), b"hello");
+    quietly(|| calls::close(fd)).expect("close");
+}
+
+fn serves_and_passes(side: &Side) {
+    let listener = side.listen();
+    for _ in 0..CHANCES {
+        let fd = quietly(|| side.accept(listener));
+        side.answer_warm_up(fd);
+        passes_for_a_moment(side, fd);
+    }
+}
+
+fn asks_and_passes(side: &Side) {
+    let destination = side.destination();
+    for _ in 0..CHANCES {
+        let fd = quietly(|| side.connect_to(destination));
+        side.warm_up(fd);
+        passes_for_a_moment(side, fd);
+    }
 }
 
 fn passes_two(side: &Side) {
