@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use thallus_transport::arena::flag;
 use thallus_transport::arming::{Arming, arm_calls};
 use thallus_transport::chime::Claim;
+use thallus_transport::connection::Connection;
 use thallus_transport::control::Wakes;
 use thallus_transport::process;
 use thallus_transport::ready::bit;
@@ -329,12 +330,16 @@ fn sleep_with(
         _ => News::Here,
     };
     let result = if matches!(news, News::Here) {
+        note_writers(polled, Connection::awaits_no_room);
         glance(fds, polled, true, std::ptr::null())
     } else {
         let mut copy = kernel_view(fds, polled, news.fd());
         let claim = claim.filter(|_| polled.iter().any(|one| one.armed == Some(Wakes::ByChime)));
         copy.extend(claim.iter().map(|claim| pollfd { fd: claim.fd(), events: libc::POLLIN, revents: 0 }));
-        kernel_with_others(&mut copy, fds.len(), timeout, mask).map(|_| {
+        let woken = kernel_with_others(&mut copy, fds.len(), timeout, mask);
+        // Before anything that may wait until those who sleep have run.
+        note_writers(polled, Connection::awaits_no_room);
+        woken.map(|_| {
             if let (Some(claim), Some(ear)) = (&claim, copy.last())
                 && ear.revents != 0
             {
@@ -349,20 +354,20 @@ fn sleep_with(
             && process::id() == home
         {
             one.call.connection().disarm(one.asked, wakes);
-            if one.asked & bit::WRITE != 0 {
-                one.call.connection().awaits_no_room();
-            }
         }
         one.clear = true;
     }
     result
 }
 
+/// Tells each connection that the program asks for room on.
+fn note_writers(polled: &[Polled], note: fn(&Connection)) {
+    polled.iter().filter(|one| one.asked & bit::WRITE != 0).for_each(|one| note(one.call.connection()));
+}
+
 /// Announces this sleeper, who `listens` for chimes, on each connection.
 fn arm(polled: &mut [Polled], listens: bool) {
-    for one in polled.iter().filter(|one| one.asked & bit::WRITE != 0) {
-        one.call.connection().awaits_room();
-    }
+    note_writers(polled, Connection::awaits_room);
     let ask = polled.iter().filter(|one| one.call.connection().arms_by_asking()).count() > 1;
     let armings = polled.iter().map(|one| {
         let connection = one.call.connection();
