@@ -87,7 +87,14 @@ impl Connection {
 
     /// The calling thread is awake again.
     pub fn awaits_no_room(&self) {
-        self.writers.fetch_sub(1, Ordering::SeqCst);
+        // A child that a signal handler has forked meanwhile begins with none.
+        let _ =
+            self.writers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |writers| writers.checked_sub(1));
+    }
+
+    /// In a forked child: the threads that slept are its parent's.
+    pub fn forked(&self) {
+        self.writers.store(0, Ordering::SeqCst);
     }
 
     /// Whether a sender that sleeps for space is to go on: there is some, or it need not wait for it any more.

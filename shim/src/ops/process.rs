@@ -196,6 +196,7 @@ extern "C" fn in_child() {
         quiet.only_one_thread_left();
         quiet.for_each(|_, connection| {
             connection.block.born(process::id());
+            connection.forked();
         });
         if let Some(epoll) = &mut quiet.epoll {
             epoll.forked(quiet.alone);

@@ -87,17 +87,23 @@ impl Sets {
     fn fill_from(&self, list: &[pollfd]) -> i32 {
         self.clear();
         let mut bits = 0;
-        for entry in list {
-            let answers = [(0, IN, READ_ANSWER), (1, OUT, WRITE_ANSWER), (2, libc::POLLPRI, libc::POLLPRI)];
-            for (set, asked, answer) in answers {
-                if entry.events & asked != 0 && entry.revents & answer != 0 {
-                    self.put(set, entry.fd as usize);
-                    bits += 1;
-                }
-            }
+        for (set, fd) in answers(list) {
+            self.put(set, fd as usize);
+            bits += 1;
         }
         bits
     }
+}
+
+/// What select tells of these: sets, by their number, and descriptors in them.
+fn answers(list: &[pollfd]) -> impl Iterator<Item = (usize, i32)> {
+    let sets = [(0, IN, READ_ANSWER), (1, OUT, WRITE_ANSWER), (2, libc::POLLPRI, libc::POLLPRI)];
+    list.iter().flat_map(move |entry| {
+        let told = sets
+            .into_iter()
+            .filter(|(_, asked, answer)| entry.events & asked != 0 && entry.revents & answer != 0);
+        told.map(|(set, ..)| (set, entry.fd))
+    })
 }
 
 /// As many descriptors of `count` as the kernel would look at if this library had none: it stops at the size of the
@@ -125,14 +131,14 @@ pub(crate) fn wait(sets: Sets, timeout: Option<Duration>, mask: *const sigset_t)
         if list.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
             return Err(Errno::BADF);
         }
-        let bits = sets.fill_from(&list);
-        if bits > 0 {
-            return Ok(bits);
+        // The sets stay as they are as long as the call may fail.
+        if answers(&list).next().is_some() {
+            return Ok(sets.fill_from(&list));
         }
         let (told, silent): (Vec<_>, Vec<_>) = list.into_iter().partition(|entry| entry.revents != 0);
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if told.is_empty() && aside.is_empty() || left == Some(Duration::ZERO) {
-            return Ok(0);
+            return Ok(sets.fill_from(&[]));
         }
         list = silent;
         if told.is_empty() {

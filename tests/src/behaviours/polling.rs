@@ -190,6 +190,15 @@ fn selects_beside_ends(side: &Side, fd: Fd) {
     calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
     let ended = while_blocked(|| calls::pselect(&[reading], &[], &[fd], None, None), writes);
     assert_eq!(ended.expect("pselect").read, [reading]);
+    calls::read(reading, 1).expect("read");
+    // The sets are as before then.
+    calls::catch(libc::SIGUSR2, true);
+    let thread = thread_id();
+    let interrupted = while_blocked(
+        || calls::select(&[reading], &[], &[fd, half], None),
+        || signal_thread(thread, libc::SIGUSR2),
+    );
+    assert_eq!(interrupted, Err(Errno::EINTR));
     let none = calls::select(&[], &[], &[fd], Some(Duration::from_millis(50)));
     assert!(none.expect("select").except.is_empty());
 }

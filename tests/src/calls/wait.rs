@@ -144,14 +144,15 @@ fn selected(
     let mut sets = wanted.map(fd_set);
     let count = wanted.iter().flat_map(|fds| fds.iter()).max().map_or(0, |&fd| fd + 1);
     let ret = call(count, &mut sets);
-    let found = Errno::check(ret as isize).map(|_| {
-        let [read, write, except] = [0, 1, 2].map(|index| {
-            let set = &sets[index];
-            // SAFETY: the set is initialised, and each descriptor was put into it, so is in its range.
-            wanted[index].iter().copied().filter(|&fd| unsafe { libc::FD_ISSET(fd, set) }).collect()
-        });
-        Selected { read, write, except }
+    let [read, write, except] = [0, 1, 2].map(|index| {
+        let set = &sets[index];
+        // SAFETY: the set is initialised, and each descriptor was put into it, so is in its range.
+        wanted[index].iter().copied().filter(|&fd| unsafe { libc::FD_ISSET(fd, set) }).collect::<Vec<_>>()
     });
+    if ret < 0 {
+        assert_eq!([&read[..], &write, &except], wanted, "{name} has failed, and has changed the sets");
+    }
+    let found = Errno::check(ret as isize).map(|_| Selected { read, write, except });
     noted(
         found,
         || format!("{name}({wanted:?}, {})", show_timeout(timeout)),
