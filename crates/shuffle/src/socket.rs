@@ -21,6 +21,12 @@ pub(crate) fn connect(address: &SocketAddr, limit: Duration) -> io::Result<TcpSt
     }
 }
 
+/// Whether nobody can be connected to there, which may change: nobody listens, or the network or its host is not there.
+pub(crate) fn is_nobody(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
+    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable)
+}
+
 /// No delay, and news of a host that is gone without a word. While bytes are under way the kernel does not ask, but sends them again for some 15
 /// minutes (tcp(7), `tcp_retries2`): `TCP_USER_TIMEOUT` would also end connections to a process that is stopped, or reads slowly.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {

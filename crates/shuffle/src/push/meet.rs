@@ -79,7 +79,7 @@ impl Meeting<'_> {
                     self.asked.push((node, Guest::new(stream)));
                 }
                 // Not there yet.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && !rest.is_zero() => {
+                Err(error) if socket::is_nobody(&error) && !rest.is_zero() => {
                     self.missing.push(node);
                 }
                 Err(error) => return Err(Error::Join(format!("{node} at {address}: {error}"))),

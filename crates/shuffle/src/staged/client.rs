@@ -350,9 +350,7 @@ impl Client {
             match connected {
                 Ok(stream) => return Ok(stream),
                 // Not there yet.
-                Err(error)
-                    if error.kind() == io::ErrorKind::ConnectionRefused && Instant::now() < deadline =>
-                {
+                Err(error) if socket::is_nobody(&error) && Instant::now() < deadline => {
                     if self.lock().closed {
                         return Err(Error::Closed);
                     }
@@ -363,7 +361,7 @@ impl Client {
                     thread::sleep(PAUSE);
                 }
                 Err(error) => {
-                    if is_nobody(&error) && self.has_been_there(node) {
+                    if socket::is_nobody(&error) && self.has_been_there(node) {
                         self.lost(node);
                     }
                     return Err(Error::Gone { node, why: format!("connect to {address}: {error}") });
@@ -402,7 +400,7 @@ impl Client {
         let deadline = Instant::now() + BRIEFLY;
         while !self.lock().closed && Instant::now() < deadline {
             match socket::connect(&self.cluster.address(node), BRIEFLY) {
-                Err(error) if is_nobody(&error) => return self.lost(node),
+                Err(error) if socket::is_nobody(&error) => return self.lost(node),
                 Err(_) => return,
                 Ok(mut stream) => {
                     // One that is just ending may still be connected to, and then closes.
@@ -545,12 +543,6 @@ fn not_taken(node: NodeId, ended: &str) -> Error {
 
 fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-}
-
-/// Why nobody can be connected to who is there.
-fn is_nobody(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable};
-    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable)
 }
 
 /// Reads as much as fits, however long it takes.

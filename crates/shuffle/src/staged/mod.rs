@@ -61,7 +61,7 @@ pub struct Config {
     pub pool: usize,
     /// Rows that a [`Sender`] gathers for each worker before it takes them apart.
     pub batch_rows: usize,
-    /// How long to wait for a process that does not listen yet, and when leaving.
+    /// How long to wait for a process that does not listen yet, or whose network or host is not there yet, and when leaving.
     pub patience: Duration,
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn sum(batches: impl IntoIterator<Item = RecordBatch>) -> (usize, i64
 
 /// What tests want of both designs.
 pub(crate) trait Process: Send + Sized + 'static {
-    type Config: Copy + Send + 'static;
+    type Config: Copy + Default + Send + 'static;
     type Sender: Send;
     type Receiver: Iterator<Item = Result<RecordBatch>> + Send;
 

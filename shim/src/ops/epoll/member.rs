@@ -54,6 +54,10 @@ pub(super) struct Member {
     told: Option<u64>,
     /// The same, if it has been told of the end of the peer's stream, too.
     told_the_end: Option<u64>,
+    /// It has been told of bytes since its connection went back to TCP.
+    told_back: bool,
+    /// The kernel's mask has been changed since then, and so the kernel reports once more what the program has been told of.
+    echoes: bool,
     /// The mask and the data that the kernel has.
     pub(super) kernel: (u32, u64),
     /// The kernel is to look once more, even if nothing changes for it: the program has asked anew, and there may be bytes on TCP.
@@ -126,6 +130,8 @@ impl Member {
             kicked_at: None,
             told: None,
             told_the_end: None,
+            told_back: false,
+            echoes: false,
             kernel: (events, data),
             is_stale: false,
             is_renewed: false,
@@ -152,7 +158,7 @@ impl Member {
         (self.events, self.data) = (events, data);
         (self.spent, self.deleted, self.seen, self.idle_sleeps, self.held) = (false, false, None, 0, 0);
         (self.kicked_at, self.told, self.told_the_end) = (None, None, None);
-        self.is_renewed = false;
+        (self.is_renewed, self.echoes) = (false, false);
     }
 
     /// The connection left TCP. What came over TCP the kernel has reported, or still will; nothing has come
@@ -293,6 +299,7 @@ impl Member {
         // The end comes to the kernel late, with the peer's close or its second shutdown.
         let is_echo = match tcp & !bit::READ {
             0 => tcp != 0 && self.told.is_some() && self.told == self.received(),
+            bit::WRITE => self.echoes && !self.is_owed_room() && self.told == self.received(),
             // By now the peer may count as gone.
             end if end & !(bit::RDHUP | bit::HUP) == 0 => {
                 self.told_the_end.is_some() && self.told_the_end == self.counted()
@@ -300,6 +307,11 @@ impl Member {
             _ => false,
         };
         if is_echo { 0 } else { tcp }
+    }
+
+    /// The kernel is about to have another mask for it than before.
+    pub(super) fn is_masked_anew(&mut self) {
+        self.echoes = self.told_back && self.told.is_some();
     }
 
     /// Bytes that have come over TCP, as long as the peer's may. `None` if the kernel does not tell.
@@ -342,6 +354,9 @@ impl Member {
             if ended != 0 {
                 (bits, edge) = self.look(tcp | self.connection().observe(self.io, ended));
             }
+            if edge.is_some() && self.wants_room() && bits & bit::WRITE == 0 {
+                bits |= ready_in_kernel(self.io, PollFlags::OUT) & self.asked() & bit::WRITE;
+            }
         }
         // An edge for them the kernel tells of by itself.
         let tells_once = edge.is_some() && self.events & ONESHOT == 0;
@@ -355,11 +370,15 @@ impl Member {
         if let Some(edge) = edge {
             self.seen = Some(edge);
             let kicked_at = self.kicked_at.take();
-            // Of what is on TCP the kernel has still to tell, if memory was faster.
-            let untold = || if tcp & bit::READ == 0 { self.received() } else { None };
+            // Of what is on TCP the kernel has still to tell, if memory was faster; or if its report was on the frames or the bell by
+            // which the peer went back, and bytes came before anybody looked.
+            let is_first = bits & bit::READ != 0 && self.connection().has_returned() && !self.told_back;
+            self.told_back |= is_first;
+            let untold = || if tcp & bit::READ == 0 || is_first { self.received() } else { None };
             self.told = if bits & bit::READ == 0 { None } else { kicked_at.or_else(untold) };
             let has_ended = bits & bit::READ != 0 && edge.shut.1;
             self.told_the_end = if has_ended { self.received() } else { None };
+            self.echoes = false;
             // A write that does not fit meanwhile is owed another report; and so is room, if this one can't tell of it.
             self.roomy = lacks.wrapping_sub(u32::from(bits & bit::WRITE == 0));
             let block = self.connection().block;

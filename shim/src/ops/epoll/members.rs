@@ -432,6 +432,9 @@ impl Members {
             let mut event = epoll_event { events: wanted.0, u64: wanted.1 };
             tell(epfd, libc::EPOLL_CTL_MOD, member, &raw mut event);
             member.kernel = wanted;
+            if before.0 != wanted.0 {
+                member.is_masked_anew();
+            }
             if before.1 != wanted.1 {
                 self.make_way(set, wanted.1);
                 self.by_data.add(wanted.1, fd);

@@ -130,7 +130,9 @@ impl Members {
             let end = if hidden { ended } else { 0 };
             let tcp =
                 connection.observe(member.io, reported | end) | connection.hangup(reported, member.events);
+            let echo = tcp;
             let tcp = member.without_echo(tcp);
+            let is_echo = tcp != echo;
             let drained = connection.block.drained.load(Ordering::Relaxed) != before;
             let full = told.len() == most;
             if full {
@@ -161,7 +163,7 @@ impl Members {
             // Its edge has been used up: if there is something after all, once it has been armed, the kernel has to make another.
             member.is_stale |= nothing && member.kicked;
             let explained = drained || later || bits != 0 || member.spent || member.deleted || member.kicked;
-            if explained || ready_in_kernel(member.io, PollFlags::IN | PollFlags::RDHUP) != 0 {
+            if explained || is_echo || ready_in_kernel(member.io, PollFlags::IN | PollFlags::RDHUP) != 0 {
                 stranger = false;
             }
             self.settle(set, fd);
