@@ -41,7 +41,7 @@ fn guard<T: Failure>(body: impl FnOnce() -> T) -> T {
     let result = catch_unwind(AssertUnwindSafe(body));
     cancel::act();
     result.unwrap_or_else(|_| {
-        crate::log::warn!("a hook failed; its connection is reset");
+        crate::log::warn!("a hook failed; its call says ECONNRESET");
         errno::set(rustix::io::Errno::CONNRESET);
         T::FAILED
     })

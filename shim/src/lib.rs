@@ -18,6 +18,7 @@ mod errno;
 mod log;
 mod ops;
 mod real;
+mod reserve;
 mod stats;
 mod symbols;
 mod table;

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use once_cell::race::OnceBox;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use thallus_transport::environment::CONFIG;
@@ -76,12 +77,18 @@ pub(crate) fn line(level: Level, text: std::fmt::Arguments<'_>) {
     if !wants(level) {
         return;
     }
-    let Some(target) = target() else { return };
+    let Some(target) = target().filter(|target| !would_wait(*target)) else { return };
     let mut line = String::with_capacity(128);
     let _ = writeln!(line, "thallus[{}] {level:?}: {text}", thallus_transport::process::id());
     if unheard::write(target, line.as_bytes()) == Err(Errno::PIPE) {
         LEVEL.store(Level::Off as u8, Ordering::Relaxed);
     }
+}
+
+/// Whether a line would hold the program up: standard error may be a pipe that nobody reads just now.
+fn would_wait(target: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(target, PollFlags::OUT)];
+    rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
 }
 
 /// The log file, or standard error, while descriptor 2 is that.

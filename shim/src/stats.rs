@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -20,7 +20,7 @@ use crate::table::Young;
 use crate::{config, log, table};
 
 /// Sums over the connections that are gone.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Totals {
     shm: u64,
     verbs: u64,
@@ -83,6 +83,24 @@ impl Totals {
         }
         self.tcp_sent += GONE_YOUNG.tcp_sent.swap(0, Ordering::Relaxed);
         self.tcp_received += GONE_YOUNG.tcp_received.swap(0, Ordering::Relaxed);
+    }
+
+    /// Adds the sums of others.
+    fn merge(&mut self, others: &Self) {
+        self.shm += others.shm;
+        self.verbs += others.verbs;
+        self.returned += others.returned;
+        for &(reason, count) in &others.reasons {
+            self.add_reasons(reason, count);
+        }
+        self.ring_sent += others.ring_sent;
+        self.ring_received += others.ring_received;
+        self.tcp_sent += others.tcp_sent;
+        self.tcp_received += others.tcp_received;
+        self.doorbells += others.doorbells;
+        self.chimes += others.chimes;
+        self.sleeps += others.sleeps;
+        self.spin_hits += others.spin_hits;
     }
 
     fn add_reasons(&mut self, reason: Reason, more: u64) {
@@ -224,13 +242,33 @@ pub(crate) fn has_connections() -> bool {
     gone || open || !GONE_YOUNG.is_empty()
 }
 
+/// A file that has been written.
+#[derive(Debug)]
+pub(crate) struct Told {
+    path: PathBuf,
+    /// The sums of connections that were gone.
+    gone: Totals,
+}
+
+/// The process goes on as the program that it was: what has been [written](write) is to be told when that ends.
+pub(crate) fn take_back(told: Told) {
+    let _uninterrupted = Uninterrupted::begin();
+    if let Some(mut totals) = table::patiently(&GONE)
+        && unlink(&told.path).is_ok()
+    {
+        totals.merge(&told.gone);
+    }
+}
+
 /// Writes the file, if one is wanted. Connections that are still open count where they are let go of last: here,
 /// unless another process has them, if this one `ends`. A second program in the same process (after exec) writes a
 /// second file.
-pub(crate) fn write(ends: bool) {
-    let Some(directory) = directory().filter(|_| config::tells()) else { return };
+pub(crate) fn write(ends: bool) -> Option<Told> {
+    let directory = directory().filter(|_| config::tells())?;
     let _uninterrupted = Uninterrupted::begin();
-    let Some(mut totals) = table::patiently(&GONE) else { return };
+    let mut totals = table::patiently(&GONE)?;
+    totals.add_gone_young();
+    let gone = totals.clone();
     if ends {
         table::let_go_of_all(|block| {
             if counts(block) {
@@ -258,8 +296,12 @@ pub(crate) fn write(ends: bool) {
     if result == Err(Errno::MFILE) {
         result = beyond_the_limit(|| write_new(folder, text.as_bytes()));
     }
-    if let Err(errno) = result {
-        log::warn!("no statistics in {}: {errno}", folder.display());
+    match result {
+        Ok(path) => Some(Told { path, gone }),
+        Err(errno) => {
+            log::warn!("no statistics in {}: {errno}", folder.display());
+            None
+        }
     }
 }
 
@@ -292,7 +334,7 @@ const TIMED_NAMES: u32 = 10;
 
 /// Makes a file of `text` in `folder` under the first name that is free. It appears when it is whole where the file system can do
 /// that; what can't be written whole does not stay.
-fn write_new(folder: &Path, text: &[u8]) -> Result<(), Errno> {
+fn write_new(folder: &Path, text: &[u8]) -> Result<PathBuf, Errno> {
     if let Some(file) = unnamed(folder)? {
         unheard::write_all(&file, text)?;
         let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -329,9 +371,12 @@ fn is_final(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOSPC | Errno::DQUOT | Errno::EXIST)
 }
 
-fn under_a_free_name(folder: &Path, make: impl Fn(&Path) -> Result<(), Errno>) -> Result<(), Errno> {
-    let outcomes = names().map(|name| make(&folder.join(name)));
-    outcomes.into_iter().find(|outcome| *outcome != Err(Errno::EXIST)).unwrap_or(Err(Errno::EXIST))
+fn under_a_free_name(folder: &Path, make: impl Fn(&Path) -> Result<(), Errno>) -> Result<PathBuf, Errno> {
+    let mut outcomes = names().map(|name| {
+        let path = folder.join(name);
+        make(&path).map(|()| path)
+    });
+    outcomes.find(|outcome| !matches!(outcome, Err(Errno::EXIST))).unwrap_or(Err(Errno::EXIST))
 }
 
 /// The process's command line, its arguments joined by spaces.

@@ -8,11 +8,15 @@ use thallus_api::raw;
 use thallus_transport::buffers::Buffers;
 use thallus_transport::lending::{Handle, Loan, Memory};
 
-use crate::{errno, ops};
+use crate::{errno, ops, reserve};
 
 /// Runs the body of a function that returns an object, or null with errno.
 fn object<Public, Ours>(body: impl FnOnce() -> Result<Ours, Errno>) -> *mut Public {
-    let made = catch_unwind(AssertUnwindSafe(|| errno::keep(body))).unwrap_or(Err(Errno::IO));
+    let made = if reserve::is_low() {
+        Err(Errno::NOMEM)
+    } else {
+        catch_unwind(AssertUnwindSafe(|| errno::keep(body))).unwrap_or(Err(Errno::IO))
+    };
     match made {
         Ok(made) => Box::into_raw(Box::new(made)).cast(),
         Err(errno) => {

@@ -1,6 +1,9 @@
 //! fork, vfork, exec, posix_spawn, exit, and `syscall` itself.
 
+use std::ffi::CStr;
+
 use libc::{c_char, c_int, c_long, c_void, pid_t};
+use thallus_transport::buffers::may_be_of_program;
 use thallus_transport::reason::Reason;
 
 use super::{descriptor, guard, memory, message, open, stream, wait};
@@ -128,19 +131,51 @@ pub unsafe extern "C" fn vfork() -> pid_t {
 
 pub(super) type Strings = *const *const c_char;
 
+/// What a function of exec(3) is told of the program.
+trait Program: Copy {
+    /// Whether there is surely none that this process may execute.
+    ///
+    /// # Safety
+    /// It is the program's own argument.
+    unsafe fn is_missing(self) -> bool;
+}
+
+impl Program for *const c_char {
+    unsafe fn is_missing(self) -> bool {
+        if !may_be_of_program(self.addr(), 1) {
+            return false;
+        }
+        // SAFETY: as the caller says.
+        let path = unsafe { CStr::from_ptr(self) };
+        // Without one libc may look for it in several folders.
+        path.to_bytes().contains(&b'/') && process::is_no_program(path)
+    }
+}
+
+/// A folder's descriptor, or the program's.
+impl Program for c_int {
+    unsafe fn is_missing(self) -> bool {
+        false
+    }
+}
+
 macro_rules! executes {
-    ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
+    ($($name:ident($program:ident: $kind:ty $(, $arg:ident: $type:ty)*);)*) => {$(
         /// The function of that name in exec(3).
         ///
         /// # Safety
         /// As for that function.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+        pub unsafe extern "C" fn $name($program: $kind $(, $arg: $type)*) -> c_int {
             guard(|| {
-                let let_go = process::before_exec();
+                // SAFETY: the program's own argument.
+                let fails = unsafe { $program.is_missing() };
+                let before = (!fails).then(process::before_exec);
                 // SAFETY: the program's own arguments.
-                let failed = unsafe { real::$name($($arg),*) };
-                process::exec_failed(let_go);
+                let failed = unsafe { real::$name($program $(, $arg)*) };
+                if let Some(before) = before {
+                    process::exec_failed(before);
+                }
                 failed
             })
         }
@@ -259,7 +294,13 @@ const SECCOMP_SET_MODE_FILTER: u32 = 1;
 pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     // SAFETY: the program's own arguments.
     let call = || unsafe { real::prctl(option, a, b, c, d) };
-    if option == libc::PR_SET_SECCOMP { guard(|| process::enter_sandbox(call)) } else { call() }
+    let forbids = option == libc::PR_SET_SECCOMP && (a != libc::SECCOMP_MODE_FILTER as usize || is_filter(b));
+    if forbids { guard(|| process::enter_sandbox(call)) } else { call() }
+}
+
+/// Whether the kernel may take what is at `address` for a filter. Libraries ask without one what it knows (`seccomp_api_get` of libseccomp).
+fn is_filter(address: usize) -> bool {
+    may_be_of_program(address, size_of::<libc::sock_fprog>())
 }
 
 /// unshare(2).
@@ -345,10 +386,17 @@ pub unsafe extern "C" fn syscall(
                 -1
             }
             libc::SYS_io_uring_setup => {
-                process::leaves_sight(Reason::IoUring);
-                real::syscall(number, a, b, c, d, e, f)
+                let ring = real::syscall(number, a, b, c, d, e, f);
+                if ring >= 0 {
+                    // Nothing has been asked of it yet.
+                    process::leaves_sight(Reason::IoUring);
+                }
+                ring
             }
-            libc::SYS_seccomp if matches!(a as u32, SECCOMP_SET_MODE_STRICT | SECCOMP_SET_MODE_FILTER) => {
+            libc::SYS_seccomp
+                if a as u32 == SECCOMP_SET_MODE_STRICT
+                    || (a as u32 == SECCOMP_SET_MODE_FILTER && is_filter(c)) =>
+            {
                 process::enter_sandbox(|| real::syscall(number, a, b, c, d, e, f))
             }
             libc::SYS_clone | libc::SYS_clone3 => {

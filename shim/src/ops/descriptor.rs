@@ -69,7 +69,7 @@ fn close_others(first: u32, last: u32, flags: i32) -> i32 {
 
 /// dup2(2), and dup3(2) with `flags`: `duplicate` is the original call.
 pub(crate) fn replace(old: i32, new: i32, flags: i32, duplicate: impl FnOnce() -> i32) -> i32 {
-    if old == new || flags & !libc::O_CLOEXEC != 0 || !is_below_limit(new) {
+    if old == new || old < 0 || flags & !libc::O_CLOEXEC != 0 || !is_below_limit(new) {
         // Nothing is replaced.
         return duplicate();
     }
@@ -81,7 +81,7 @@ pub(crate) fn replace(old: i32, new: i32, flags: i32, duplicate: impl FnOnce() -
     }
     // SAFETY: the program's own number; the call fails if it is not open.
     let borrowed = unsafe { rustix::fd::BorrowedFd::borrow_raw(old) };
-    if old < 0 || rustix::io::fcntl_getfd(borrowed).is_err() {
+    if rustix::io::fcntl_getfd(borrowed).is_err() {
         return duplicate();
     }
     table::remove(new);

@@ -4,9 +4,11 @@
 //! child runs in its parent's memory, so hooks must change nothing there ([`is_stranger`]).
 
 use std::cell::{Cell, UnsafeCell};
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
+use rustix::fs::{Access, AtFlags};
 use thallus_transport::arena::Block;
 use thallus_transport::connection::Connection;
 use thallus_transport::reason::Reason;
@@ -323,9 +325,21 @@ pub(crate) fn closes() {
     IS_TIDY.store(true, Ordering::Relaxed);
 }
 
+/// Whether there is nothing at `path` that this process may execute: to be asked before anything is done for it.
+pub(crate) fn is_no_program(path: &CStr) -> bool {
+    errno::keep(|| rustix::fs::accessat(rustix::fs::CWD, path, Access::EXEC_OK, AtFlags::EACCESS).is_err())
+}
+
+/// What was done for a program that was about to replace this one.
+#[derive(Debug, Default)]
+pub(crate) struct Preparations {
+    let_go: Vec<&'static Block>,
+    told: Option<stats::Told>,
+}
+
 /// A program is about to replace this one. A connection can be meant for it alone if nobody else has it, or if this process
 /// has closed others, which was forked with them. Gives back what [`exec_failed`] takes.
-pub(crate) fn before_exec() -> Vec<&'static Block> {
+pub(crate) fn before_exec() -> Preparations {
     // A vfork child's connections are its parent's.
     let is_stranger = is_stranger();
     let id = process::id();
@@ -336,14 +350,12 @@ pub(crate) fn before_exec() -> Vec<&'static Block> {
     };
     errno::keep(|| settle_inherited(|fd, connection| STANDARD.contains(&fd) || is_heir(connection)));
     if is_stranger {
-        return Vec::new();
+        return Preparations::default();
     }
     settle_fabrics(false);
     errno::keep(|| {
-        if stats::has_connections() {
-            stats::write(false);
-        }
-        let_go_of_those_that_close()
+        let told = if stats::has_connections() { stats::write(false) } else { None };
+        Preparations { let_go: let_go_of_those_that_close(), told }
     })
 }
 
@@ -372,10 +384,13 @@ fn closes_on_exec(fd: i32) -> bool {
 }
 
 /// The program could not be started: this one goes on.
-pub(crate) fn exec_failed(let_go: Vec<&'static Block>) {
+pub(crate) fn exec_failed(before: Preparations) {
     errno::keep(|| {
-        for block in let_go {
+        for block in before.let_go {
             block.hold(process::id());
+        }
+        if let Some(told) = before.told {
+            stats::take_back(told);
         }
     });
 }

@@ -461,9 +461,13 @@ pub(crate) unsafe fn send_file(
     count: usize,
     kernel: impl FnOnce() -> isize,
 ) -> isize {
+    if input < 0 {
+        return kernel();
+    }
     let Some(call) = table::enter(out) else {
         // Into a pipe it sends from sockets, too, which have no offset (`do_sendfile` of fs/read_write.c).
         if offset.is_null()
+            && out >= 0
             && may_be_connection(input)
             && is_pipe(out)
             && !settle(input, Reason::UnsupportedCall)

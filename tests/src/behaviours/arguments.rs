@@ -69,7 +69,7 @@ fn sends_no_files(side: &Side, fd: Fd) {
     let folder = calls::open("/", libc::O_RDONLY).expect("open");
     let only_written = calls::open("/dev/null", libc::O_WRONLY).expect("open");
     let path = calls::open("/dev/zero", libc::O_PATH).expect("open");
-    for input in [reading, one, event, timer, folder, only_written, path, 999] {
+    for input in [reading, one, event, timer, folder, only_written, path, 999, -1] {
         for offset in [None, Some(0), Some(-1)] {
             for count in [10, 0, usize::MAX] {
                 assert!(calls::sendfile_at(fd, input, offset, count).map_or(true, |sent| sent.0 == 0));
@@ -466,7 +466,7 @@ fn adds_exclusive_and_one_shot(side: &Side, fd: Fd) {
 }
 
 /// By a negative number, and by a high one, none of which is open.
-fn calls_on_none(side: &Side, _: Fd) {
+fn calls_on_none(side: &Side, fd: Fd) {
     for none in [-1, 5000] {
         assert_eq!(calls::sendmmsg(none, &[b"data"], 0), Err(Errno::EBADF));
         assert_eq!(calls::sendmmsg(none, &[], 0), Err(Errno::EBADF));
@@ -474,6 +474,11 @@ fn calls_on_none(side: &Side, _: Fd) {
         assert_eq!(calls::recvmmsg(none, &[], 0), Err(Errno::EBADF));
         assert_eq!(calls::send(none, b"data", libc::MSG_ZEROCOPY), Err(Errno::EBADF));
         assert_eq!(calls::sendmsg(none, &[b"data"], libc::MSG_ZEROCOPY), Err(Errno::EBADF));
+        assert_eq!(calls::dup2(none, 200), Err(Errno::EBADF));
+        assert_eq!(calls::dup3(none, 200, libc::O_CLOEXEC), Err(Errno::EBADF));
+        assert_eq!(calls::dup2(fd, -1), Err(Errno::EBADF));
+        assert_eq!(calls::sendfile_at(none, fd, None, 10), Err(Errno::EBADF));
+        assert_eq!(calls::sendfile_at(none, none, None, 10), Err(Errno::EBADF));
     }
     stop(side);
 }

@@ -67,6 +67,8 @@ pub(super) const ALL: &[Behaviour] = &[
         .alone(&["sandbox", "shared-before-upgrade"])
         .tally(Tally::Unknown, Tally::Returned(1)),
     Behaviour::whole("where_a_program_cannot_be_started", beside_a_missing_program, asks, Tally::Total(1)),
+    // Nothing of it changes anything, and the connection counts once.
+    Behaviour::connected("beside_what_is_refused", beside_refusals, echoes),
     Behaviour::connected("forked_before_and_used_after", forked_before, echoes)
         .alone(SHARED)
         .tally(Tally::Total(1), Tally::Total(1)),
@@ -194,6 +196,19 @@ fn child_in_sandbox(_side: &Side, fd: Fd) {
     calls::close(fd).expect("close");
 }
 
+fn beside_refusals(_side: &Side, fd: Fd) {
+    request_echoes(fd, 10, 3000);
+    for _ in 0..3 {
+        calls::ask_for_what_is_refused();
+        assert_eq!(Program::missing().exec(), Errno::ENOENT);
+        calls::set_close_on_exec(fd, true).expect("F_SETFD");
+        assert_eq!(Program::folder().exec(), Errno::EACCES);
+        calls::set_close_on_exec(fd, false).expect("F_SETFD");
+        request_echoes(fd, 10, 3000);
+    }
+    calls::close(fd).expect("close");
+}
+
 /// As ssh, for which a connection that is said to be readable, and is not, has failed.
 fn echoes_by_poll(side: &Side, fd: Fd) {
     calls::set_nonblocking(fd, true).expect("FIONBIO");
@@ -229,6 +244,7 @@ fn beside_a_missing_program(side: &Side) {
     };
     let child = fork(Leave::Exit, || {
         assert_eq!(Program::missing().exec(), Errno::ENOENT);
+        assert_eq!(Program::folder().exec(), Errno::EACCES);
         quietly(|| calls::write(from_child, b"t")).expect("write");
         quietly(|| calls::read(childs_turn, 1)).expect("read");
         echo_some();

@@ -215,7 +215,12 @@ impl Program {
         Self { path: c"/nowhere/nothing".to_owned(), arguments: Vec::new(), environment: Vec::new() }
     }
 
-    /// The same with `count` arguments.
+    /// A program that is none, though it may be executed as far as access(2) tells.
+    pub fn folder() -> Self {
+        Self { path: c"/".to_owned(), ..Self::missing() }
+    }
+
+    /// One that is not there, with `count` arguments.
     pub fn missing_with(count: usize) -> Self {
         Self { arguments: vec![c"nothing".to_owned(); count], ..Self::missing() }
     }
@@ -438,6 +443,28 @@ pub fn forbid(call: libc::c_long, arguments: &[(u32, u32)], errno: Errno) {
     // SAFETY: the filter and its program outlive the call.
     let ret = unsafe { libc::syscall(libc::SYS_prctl, option, mode, &raw const filter) };
     assert_eq!(ret, 0, "seccomp: {}", Errno::last());
+}
+
+/// Asks for an io_uring nowhere, and for sandboxes without a filter, as libraries do that want to know what the kernel knows.
+pub fn ask_for_what_is_refused() {
+    let filter = libc::SECCOMP_MODE_FILTER;
+    let no_filter = std::ptr::null::<c_void>();
+    let ask = |call: &str, ret: libc::c_long| {
+        let _ = super::transcript::noted_number(Errno::check(ret as isize), || call.to_owned());
+        assert_eq!(ret, -1, "{call}");
+    };
+    // SAFETY: the kernel refuses a null pointer.
+    unsafe {
+        ask("io_uring_setup(8, null)", libc::syscall(libc::SYS_io_uring_setup, 8, no_filter));
+        let set = libc::SECCOMP_SET_MODE_FILTER;
+        ask("seccomp(filter, 0, null)", libc::syscall(libc::SYS_seccomp, set, 0, no_filter));
+        let synchronous = libc::SECCOMP_FILTER_FLAG_TSYNC;
+        ask("seccomp(filter, TSYNC, null)", libc::syscall(libc::SYS_seccomp, set, synchronous, no_filter));
+        ask(
+            "prctl(PR_SET_SECCOMP, filter, null)",
+            libc::prctl(libc::PR_SET_SECCOMP, filter, no_filter).into(),
+        );
+    }
 }
 
 /// unshare(2) with `CLONE_FILES`: this thread has descriptors of its own from now on.

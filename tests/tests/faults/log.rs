@@ -40,6 +40,31 @@ fn a_log_that_nobody_reads_holds_nobody_up() -> Result<()> {
 }
 
 #[test]
+fn standard_error_that_nobody_reads_holds_nobody_up() -> Result<()> {
+    let _turn = turn();
+    let scene = Scene::new()?;
+    let fills = "
+import os, subprocess, sys
+_, full = os.pipe()
+os.set_blocking(full, False)
+try:
+    while True:
+        os.write(full, bytes(4096))
+except BlockingIOError:
+    os.set_blocking(full, True)
+log = {'THALLUS_LOG': 'debug', 'THALLUS_RING': 'none'}
+subprocess.run([sys.executable, '-c', sys.argv[1]], stderr=full, env=os.environ | log, check=True)
+";
+    let mut python = scene.shimmed("full", "python3")?;
+    python.args(["-c", fills, ONE_BYTE]);
+    let output = scene.succeed(python)?;
+    ensure!(output == "????????", "{output:?}");
+    let stats = scene.stats("full")?;
+    ensure!(stats.over_shared_memory() == 2, "{stats:?}");
+    Ok(())
+}
+
+#[test]
 fn what_is_opened_in_the_place_of_standard_error_gets_no_line() -> Result<()> {
     let _turn = turn();
     let open = "import os; os.close(2); file = os.open('data', os.O_RDWR | os.O_CREAT | os.O_TRUNC); assert file == 2\n";
