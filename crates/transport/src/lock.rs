@@ -11,6 +11,7 @@
 //! locked is refused ([`Errno::DEADLK`]) instead of waiting for itself.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use syscalls::{Sysno, syscall};
@@ -18,6 +19,9 @@ use syscalls::{Sysno, syscall};
 const FREE: u32 = 0;
 /// Longest spin, in pauses, before the kernel is asked: copies under the lock are short.
 const SPINS: u32 = 100;
+
+/// Longest wait for the waiter whom the kernel has woken in a dead owner's place.
+const UNTIL_HEIR_RUNS: Duration = Duration::from_secs(10);
 
 /// A lock in shared memory. See the module's documentation.
 #[derive(Debug, Default)]
@@ -75,6 +79,7 @@ impl Lock {
                 return Ok(guard);
             }
         }
+        let mut refused_since = None;
         loop {
             let owner = self.0.load(Ordering::Relaxed) & libc::FUTEX_TID_MASK;
             // SAFETY: FUTEX_LOCK_PI touches only the word, which lives as long as `self`.
@@ -92,6 +97,13 @@ impl Lock {
                     }
                 }
                 Err(Errno::INTR | Errno::AGAIN) => {}
+                // The owner has died, and who is to have it after that has not run yet: until it has, the kernel takes the word, which still
+                // names the dead one, for another lock's (`attach_to_pi_state` of kernel/futex/pi.c).
+                Err(Errno::INVAL)
+                    if refused_since.get_or_insert_with(Instant::now).elapsed() < UNTIL_HEIR_RUNS =>
+                {
+                    rustix::thread::sched_yield();
+                }
                 Err(errno) => return Err(errno),
             }
         }
@@ -136,7 +148,6 @@ mod tests {
     use super::*;
     use std::sync::Barrier;
     use std::sync::atomic::AtomicU64;
-    use std::time::Duration;
 
     fn thread() -> u32 {
         rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
@@ -217,6 +228,28 @@ mod tests {
                 assert!(!lock.take_from(lock.0.load(Ordering::Relaxed), thread()));
             });
         });
+    }
+
+    #[test]
+    fn is_waited_for_while_it_is_handed_over_by_an_owner_that_died() {
+        const OTHERS: usize = 6;
+        for _ in 0..200 {
+            let lock: &Lock = Box::leak(Box::new(Lock::new()));
+            let (held, is_held) = std::sync::mpsc::channel();
+            let owner = std::thread::spawn(move || {
+                let guard = lock.lock(thread()).unwrap();
+                held.send(()).unwrap();
+                while lock.0.load(Ordering::Relaxed) & libc::FUTEX_WAITERS == 0 {
+                    std::thread::yield_now();
+                }
+                std::mem::forget(guard);
+            });
+            is_held.recv().unwrap();
+            let lock_often = move || (0..50).all(|_| lock.lock(thread()).is_ok());
+            let others: Vec<_> = (0..OTHERS).map(|_| std::thread::spawn(lock_often)).collect();
+            assert!(others.into_iter().all(|other| other.join().unwrap()));
+            owner.join().unwrap();
+        }
     }
 
     #[test]

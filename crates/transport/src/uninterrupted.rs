@@ -20,6 +20,23 @@ thread_local! {
     static GUARDS: Cell<(u32, Mask, i32)> = const { Cell::new((0, 0, 0)) };
 }
 
+/// What is ignored unless there is a handler (signal(7)).
+const IGNORED_BY_DEFAULT: [i32; 4] = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
+
+fn bit(signal: i32) -> Mask {
+    1 << (signal - 1)
+}
+
+/// Whether there is no handler for `signal`, one of [`IGNORED_BY_DEFAULT`].
+fn is_ignored(signal: i32) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the action is writable.
+    let result = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: zeroes are an action, too.
+    let action = unsafe { action.assume_init() };
+    result == 0 && matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+}
+
 /// `PTHREAD_CANCEL_DISABLE` of pthread.h.
 const DISABLE: i32 = 1;
 
@@ -38,10 +55,23 @@ pub struct Uninterrupted {
 impl Uninterrupted {
     /// Begins the section.
     pub fn begin() -> Self {
+        Self::begin_but_for(|| 0)
+    }
+
+    /// Begins a section that takes longer, in which signals that nobody handles go on being ignored: while this thread blocked them, the
+    /// kernel would not ignore them (`sig_ignored` of kernel/signal.c), but wake another thread for them, whose sleep fails with `EINTR`.
+    pub fn begin_ignoring() -> Self {
+        Self::begin_but_for(|| {
+            IGNORED_BY_DEFAULT.into_iter().filter(|&signal| is_ignored(signal)).map(bit).sum()
+        })
+    }
+
+    fn begin_but_for(unblocked: impl FnOnce() -> Mask) -> Self {
         let (guards, mut before, mut cancelability) = GUARDS.get();
         if guards == 0 {
-            let all = Mask::MAX;
-            set_mask(&raw const all, &raw mut before);
+            // What the program blocks stays so: it may wait for that.
+            let blocked = !unblocked();
+            set_mask(libc::SIG_BLOCK, &raw const blocked, &raw mut before);
             // SAFETY: one writable word.
             unsafe { pthread_setcancelstate(DISABLE, &raw mut cancelability) };
         }
@@ -57,7 +87,7 @@ impl Drop for Uninterrupted {
         if guards == 1 {
             // SAFETY: one writable word.
             unsafe { pthread_setcancelstate(cancelability, &raw mut cancelability) };
-            set_mask(&raw const before, std::ptr::null_mut());
+            set_mask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         }
     }
 }
@@ -93,9 +123,9 @@ impl Drop for Descriptor {
 
 /// By the raw system call: libc's functions keep its own signals out of the mask (thread cancellation, setuid), whose
 /// handlers wait for no lock of ours but may end the thread.
-fn set_mask(new: *const Mask, old: *mut Mask) {
+fn set_mask(how: i32, new: *const Mask, old: *mut Mask) {
     // SAFETY: `new` is readable and `old` null or writable, for the size that is given. It can't fail then.
-    let _ = unsafe { syscall!(Sysno::rt_sigprocmask, libc::SIG_SETMASK, new, old, size_of::<Mask>()) };
+    let _ = unsafe { syscall!(Sysno::rt_sigprocmask, how, new, old, size_of::<Mask>()) };
 }
 
 #[cfg(test)]
@@ -107,6 +137,37 @@ mod tests {
 
     extern "C" fn count(_: i32) {
         HANDLED.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The calling thread's mask.
+    fn mask() -> Mask {
+        let (none, mut now) = (0, 0);
+        set_mask(libc::SIG_BLOCK, &raw const none, &raw mut now);
+        now
+    }
+
+    #[test]
+    fn what_nobody_handles_is_ignored_on_unless_the_program_blocks_it() {
+        let handler: extern "C" fn(i32) = count;
+        // SAFETY: the handler only adds to an atomic.
+        unsafe { libc::signal(libc::SIGWINCH, handler as libc::sighandler_t) };
+        let before = mask();
+        let blocked = bit(libc::SIGURG);
+        set_mask(libc::SIG_BLOCK, &raw const blocked, std::ptr::null_mut());
+        let open = |mask: Mask| IGNORED_BY_DEFAULT.map(|signal| mask & bit(signal) == 0);
+        {
+            let _section = Uninterrupted::begin_ignoring();
+            assert_eq!(open(mask()), [true, true, false, false]);
+            assert_ne!(mask() & bit(libc::SIGTERM), 0);
+            let _inner = Uninterrupted::begin();
+            assert_eq!(open(mask()), [true, true, false, false]);
+        }
+        assert_eq!(mask(), before | blocked);
+        {
+            let _section = Uninterrupted::begin();
+            assert_eq!(open(mask()), [false; 4]);
+        }
+        set_mask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
     }
 
     #[test]

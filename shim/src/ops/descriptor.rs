@@ -265,10 +265,14 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         if is_over {
             connection.keep_reset(fd);
         }
-        if how != libc::SHUT_RD
-            && let Err(errno) = connection.shut_sending(fd, how == libc::SHUT_RDWR)
-        {
-            return errno::int(Err(errno));
+        if how != libc::SHUT_RD {
+            match connection.shut_sending(fd, how == libc::SHUT_RDWR) {
+                Ok(true) => {}
+                // Another thread has just taken the connection back.
+                Ok(false) if connection.has_returned() => continue,
+                Ok(false) => {}
+                Err(errno) => return errno::int(Err(errno)),
+            }
         }
         if how == libc::SHUT_RDWR {
             connection.flush_fabric(fd);

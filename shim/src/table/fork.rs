@@ -102,7 +102,8 @@ pub(crate) fn grow_all_up() {
 
 /// Locks the table's lists for a fork. Every connection is grown up by then.
 pub(crate) fn quiesce() -> Option<Quiet> {
-    let uninterrupted = Uninterrupted::begin();
+    // Longer than a fork: earlier children may end meanwhile.
+    let uninterrupted = Uninterrupted::begin_ignoring();
     let forking = FORKING.lock().ok()?;
     // Before the others: whoever opens a device runs hooks, which may need them.
     let devices = device::quiesce();

@@ -1,7 +1,7 @@
 //! What is no TCP connection works as ever, and is counted nowhere.
 
 use super::{Behaviour, Tally};
-use crate::calls::{self, Errno, quietly};
+use crate::calls::{self, Errno, Leave, fork, quietly};
 use crate::say;
 use crate::side::{Pattern, Side, await_readable, listening_port};
 
@@ -12,6 +12,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("passed_descriptors", passed_descriptors, nothing, Tally::Upgraded(0)),
     Behaviour::whole("unconnected_sockets", unconnected, nothing, Tally::Upgraded(0)),
     Behaviour::whole("events_without_connections", events, nothing, Tally::Upgraded(0)),
+    Behaviour::whole("waiting_while_another_thread_forks", waits_beside_forks, nothing, Tally::Upgraded(0)),
 ];
 
 fn nothing(_side: &Side) {}
@@ -29,6 +30,22 @@ fn unix_sockets(_side: &Side) {
     assert_eq!(calls::recv(one, 10, 0), Ok(vec![]));
     calls::close(other).expect("close");
     assert_eq!(calls::send(one, b"x", libc::MSG_NOSIGNAL), Err(Errno::EPIPE));
+}
+
+/// No signal of theirs that nobody handles ends the wait.
+fn waits_beside_forks(_side: &Side) {
+    let (reading, writing) = calls::pipe().expect("pipe");
+    let set = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(set, reading, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| quietly(|| calls::epoll_wait(set, 4, -1)));
+        for _ in 0..300 {
+            fork(Leave::AtOnce, || {}).wait_for_success();
+        }
+        calls::write(writing, b"x").expect("write");
+        let ready = waiting.join().expect("it does not panic");
+        say!("ready: {:?}", ready.map(|ready| ready.len()));
+    });
 }
 
 fn datagrams(side: &Side) {

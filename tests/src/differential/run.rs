@@ -405,12 +405,12 @@ impl Run {
     /// Reads until nothing is under way to `who`.
     fn drain(&mut self, who: Who, fd: i32, index: usize) -> Asked<String> {
         let (end, sender) = (who.0, who.0.other());
-        let start = Instant::now();
+        let mut came = Instant::now();
         loop {
             let connection = &self.model.connections[index];
             let flow = connection.flows[sender as usize];
             let sending = self.is_writing(sender, index);
-            if !sending && flow.unread() == 0 || start.elapsed() > DRAINED {
+            if !sending && flow.unread() == 0 || came.elapsed() > DRAINED {
                 break;
             }
             let op = Op::Receive { fd, len: 256 << 10, by: ReceiveBy::Recv, flags: vec![Flag::DontWait] };
@@ -432,6 +432,7 @@ impl Run {
                 break;
             } else {
                 self.model.connections[index].flows[sender as usize].received += reply.value as u64;
+                came = Instant::now();
             }
         }
         let sending = self.is_writing(sender, index);
