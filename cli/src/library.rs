@@ -47,17 +47,19 @@ pub(crate) fn check_path(library: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `LD_PRELOAD` with `library` in front of what is there already; named once, however deeply nested.
+/// `LD_PRELOAD` with `library` in front of what is there already; loaded once, however deeply nested, and whatever folder
+/// another copy is in: two of them would both be in charge.
 pub(crate) fn prepend(library: &Path, existing: Option<&OsStr>) -> OsString {
-    let mut value = library.as_os_str().to_owned();
     let existing = existing.unwrap_or_default().as_bytes();
-    for entry in existing.split(|byte| matches!(byte, b' ' | b':')) {
-        if !entry.is_empty() && entry != library.as_os_str().as_bytes() {
-            value.push(":");
-            value.push(OsStr::from_bytes(entry));
-        }
-    }
-    value
+    let entries = existing.split(|byte| matches!(byte, b' ' | b':')).filter(|entry| !entry.is_empty());
+    let others = entries.filter(|entry| file_name(entry) != NAME.as_bytes());
+    let all: Vec<_> = std::iter::once(library.as_os_str().as_bytes()).chain(others).collect();
+    OsStr::from_bytes(&all.join(&b':')).to_owned()
+}
+
+/// What follows the last slash.
+fn file_name(entry: &[u8]) -> &[u8] {
+    entry.rsplit(|&byte| byte == b'/').next().unwrap_or(entry)
 }
 
 #[cfg(test)]
@@ -76,8 +78,18 @@ mod tests {
 
     #[test]
     fn our_library_is_named_once() {
-        let value = prepend(Path::new("/opt/lib.so"), Some(OsStr::new("/a.so:/opt/lib.so")));
-        assert_eq!(value, "/opt/lib.so:/a.so");
+        let library = Path::new("/opt/libthallus_shim.so");
+        for other in [
+            "/a.so:/opt/libthallus_shim.so:/b.so",
+            "/usr/lib/thallus/libthallus_shim.so /a.so:libthallus_shim.so:/b.so",
+            "/a.so:../libthallus_shim.so:/b.so:/opt/libthallus_shim.so",
+        ] {
+            let value = prepend(library, Some(OsStr::new(other)));
+            assert_eq!(value, "/opt/libthallus_shim.so:/a.so:/b.so", "{other}");
+        }
+        let alike = "/a/libthallus_shim.so.1:/b/my-libthallus_shim.so:/libthallus_shim.so/c.so";
+        let value = prepend(library, Some(OsStr::new(alike))).into_string().unwrap();
+        assert_eq!(value, format!("/opt/libthallus_shim.so:{alike}"));
     }
 
     #[test]

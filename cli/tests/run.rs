@@ -115,6 +115,17 @@ fn run_within_run_preloads_once() {
 }
 
 #[test]
+fn another_copy_of_the_library_is_not_preloaded_beside_ours() {
+    let installation = Installation::with_library(LIBRARY);
+    let copy = installation.add_marking_library("other/libthallus_shim.so", "[copy loaded]");
+    let mut command = installation.run(&["--", "/bin/sh", "-c", "echo \"$LD_PRELOAD\""]);
+    let outcome = outcome(command.env("LD_PRELOAD", format!("{}:/lib/nothing.so", copy.display())));
+    assert_eq!(outcome.output, format!("{}:/lib/nothing.so\n", installation.path(LIBRARY).display()));
+    // The command itself has had it.
+    assert_eq!(outcome.errors.matches("[copy loaded]").count(), 1, "{outcome:?}");
+}
+
+#[test]
 fn options_become_settings_of_the_library() {
     let installation = Installation::with_library(LIBRARY);
     let log = installation.path("log");
