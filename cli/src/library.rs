@@ -47,14 +47,28 @@ pub(crate) fn check_path(library: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `LD_PRELOAD` with `library` in front of what is there already; loaded once, however deeply nested, and whatever folder
-/// another copy is in: two of them would both be in charge.
+/// `LD_PRELOAD` with `library` in front of what is there already, but for a sanitizer's runtime; loaded once, however deeply
+/// nested, and whatever folder another copy is in: two of them would both be in charge.
 pub(crate) fn prepend(library: &Path, existing: Option<&OsStr>) -> OsString {
     let existing = existing.unwrap_or_default().as_bytes();
     let entries = existing.split(|byte| matches!(byte, b' ' | b':')).filter(|entry| !entry.is_empty());
     let others = entries.filter(|entry| file_name(entry) != NAME.as_bytes());
-    let all: Vec<_> = std::iter::once(library.as_os_str().as_bytes()).chain(others).collect();
+    let (mut all, behind): (Vec<_>, Vec<_>) = others.partition(|entry| is_sanitizer(file_name(entry)));
+    all.push(library.as_os_str().as_bytes());
+    all.extend(behind);
     OsStr::from_bytes(&all.join(&b':')).to_owned()
+}
+
+/// Whether it is the runtime of a sanitizer, of GCC or clang: such a one ends the program unless it is the first library.
+fn is_sanitizer(name: &[u8]) -> bool {
+    const NAMES: [&[u8]; 4] = [b"asan", b"tsan", b"lsan", b"ubsan"];
+    let Some(name) = name.strip_prefix(b"lib") else { return false };
+    let name = name.strip_prefix(b"clang_rt.").unwrap_or(name);
+    NAMES.iter().any(|kind| {
+        name.strip_prefix(*kind)
+            .and_then(<[u8]>::first)
+            .is_some_and(|next| matches!(next, b'.' | b'-' | b'_'))
+    })
 }
 
 /// What follows the last slash.
@@ -90,6 +104,19 @@ mod tests {
         let alike = "/a/libthallus_shim.so.1:/b/my-libthallus_shim.so:/libthallus_shim.so/c.so";
         let value = prepend(library, Some(OsStr::new(alike))).into_string().unwrap();
         assert_eq!(value, format!("/opt/libthallus_shim.so:{alike}"));
+    }
+
+    #[test]
+    fn sanitizers_stay_in_front() {
+        let with = |existing: &str| prepend(Path::new("/opt/lib.so"), Some(OsStr::new(existing)));
+        assert_eq!(with("/lib/libasan.so.8"), "/lib/libasan.so.8:/opt/lib.so");
+        assert_eq!(with("/a.so:libtsan.so /b.so"), "libtsan.so:/opt/lib.so:/a.so:/b.so");
+        let clang = "/llvm/libclang_rt.asan-x86_64.so";
+        assert_eq!(
+            with(&format!("{clang}:/x/liblsan.so.0")),
+            format!("{clang}:/x/liblsan.so.0:/opt/lib.so").as_str()
+        );
+        assert_eq!(with("/libasana.so"), "/opt/lib.so:/libasana.so");
     }
 
     #[test]
