@@ -5,6 +5,7 @@
 
 mod machine;
 mod one_host;
+mod program;
 mod rdma;
 mod route;
 mod settings;
@@ -25,8 +26,8 @@ use sheet::Sheet;
 /// command: run it where the program runs, as the same user.
 ///
 /// Exit status: 0 if all that was asked for is possible. 1 if not: the connection would stay on TCP or
-/// HOST can't be reached; without HOST:PORT, no connection on this host could leave TCP. 2 for wrong
-/// arguments.
+/// HOST can't be reached; without HOST:PORT, no connection on this host could leave TCP; the library can't
+/// be preloaded into --program. 2 for wrong arguments.
 ///
 /// The names of --json are in docs/doctor.md.
 #[derive(clap::Args, Debug)]
@@ -40,10 +41,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<String>,
 
-    /// The path of the executable file that the settings are to be for; without it, what the configuration has for every
-    /// program
-    #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true)]
-    program: OsString,
+    /// The program that the settings are to be for, found as by thallus run; without it, what the configuration has for
+    /// every program
+    #[arg(long, value_name = "COMMAND")]
+    program: Option<OsString>,
 
     /// Print JSON instead of text
     #[arg(long)]
@@ -58,6 +59,8 @@ struct Report {
     limits: machine::Limits,
     one_host: one_host::OneHost,
     rdma: rdma::Rdma,
+    /// The program that was named, if any.
+    program: Option<program::Program>,
     settings: settings::InForce,
     /// What a connection to the server would use, if one was named.
     connection: Option<route::Route>,
@@ -83,13 +86,14 @@ impl Problem {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut complaints = Complaints::default();
     let configuration = settings::configuration(args.config.as_deref());
-    let given = configuration.given(&args.program);
+    let mut problems = Vec::new();
+    let (program, path) = args.program.as_deref().map(|name| program::look(name, &mut problems)).unzip();
+    let given = configuration.given(&path.unwrap_or_default());
     let log = environment::log(&given, &mut complaints);
     let chosen = environment::settings(Settings::default(), &given, &mut complaints);
     // What is tried below follows the settings.
     set(chosen.clone());
 
-    let mut problems = Vec::new();
     let library = machine::library(&mut problems);
     let machine = machine::look(&mut problems);
     let limits = machine::limits(&mut problems);
@@ -97,11 +101,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let rdma = rdma::look(&chosen, &limits, &mut problems);
     let wanted = settings::Wanted { given: &given, configuration: &configuration, complaints: &complaints };
     let in_force = wanted.in_force(&chosen, log.as_ref(), &mut problems);
+    let takes_library = program.as_ref().is_none_or(|program| program.usable);
     let connection = args.server.as_ref().map(|server| {
         let around = route::Around {
             settings: &chosen,
             off: given.is_off(),
             library: library.usable,
+            program: takes_library,
             one_host: &one_host,
             key: chosen.verbs.key.is_some(),
         };
@@ -109,14 +115,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     });
     let possible = match &connection {
         Some(route) => route.leaves_tcp(),
-        None => library.usable && one_host.works && chosen.shm && !given.is_off(),
+        None => takes_library && library.usable && one_host.works && chosen.shm && !given.is_off(),
     };
     if connection.is_none() {
         settings::check_one_host(&chosen, &given, &mut problems);
     }
 
-    let report =
-        Report { library, machine, limits, one_host, rdma, settings: in_force, connection, problems };
+    let report = Report {
+        library,
+        machine,
+        limits,
+        one_host,
+        rdma,
+        program,
+        settings: in_force,
+        connection,
+        problems,
+    };
     let text = if args.json {
         let mut text = serde_json::to_string_pretty(&report)?;
         text.push('\n');
@@ -142,6 +157,9 @@ fn render(report: &Report) -> String {
     part("limits", "limits of this process", &|sheet| report.limits.show(sheet));
     part("one_host", "shared memory, on one host", &|sheet| report.one_host.show(sheet));
     part("rdma", "RDMA, between hosts", &|sheet| report.rdma.show(sheet));
+    if let Some(program) = &report.program {
+        part("program", &format!("program {}", program.name), &|sheet| program.show(sheet));
+    }
     part("settings", "settings", &|sheet| report.settings.show(sheet));
     if let Some(connection) = &report.connection {
         let title = format!("a connection to {}", connection.server);

@@ -121,19 +121,24 @@ impl fmt::Display for Cause {
 /// Looks at the program behind `command`, through `#!` lines, for whatever keeps a library of `library`'s
 /// kind out of it. A file that can't be read or is of an unknown kind is left for exec to judge.
 pub(crate) fn obstacle(command: &Path, path: Option<&OsStr>, library: Abi) -> Option<Obstacle> {
+    let program = behind(command, path)?;
+    let cause = match File::open(&program) {
+        Ok(file) => image_cause(&program, &file, library)?,
+        // Programs may be executable without being readable; their permission bits still show.
+        Err(_) => privileges(&program, &program.metadata().ok()?)?,
+    };
+    Some(Obstacle { command: command.to_owned(), program, cause })
+}
+
+/// The file that the kernel would load for `command`, whether it is there or not: itself, or the interpreter that its `#!` line leads
+/// to. `None` if there are more such lines than Linux follows.
+pub(crate) fn behind(command: &Path, path: Option<&OsStr>) -> Option<PathBuf> {
     let mut program = command.to_owned();
     for _ in 0..INTERPRETER_DEPTH {
-        let Ok(file) = File::open(&program) else {
-            // Programs may be executable without being readable; their permission bits still show.
-            let cause = privileges(&program, &program.metadata().ok()?)?;
-            return Some(Obstacle { command: command.to_owned(), program, cause });
-        };
-        if let Some(interpreter) = script_interpreter(&file, path) {
-            program = interpreter;
-            continue;
+        match File::open(&program).ok().and_then(|file| script_interpreter(&file, path)) {
+            Some(interpreter) => program = interpreter,
+            None => return Some(program),
         }
-        let cause = image_cause(&program, &file, library)?;
-        return Some(Obstacle { command: command.to_owned(), program, cause });
     }
     None
 }
@@ -246,6 +251,7 @@ mod tests {
         let path = folder.path().join("loop");
         let path = script(folder.path(), "loop", &format!("#!{}\n", path.display()), 0o755);
         assert!(obstacle(&path, None, own_abi()).is_none());
+        assert_eq!(behind(&path, None), None);
     }
 
     #[test]

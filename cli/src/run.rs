@@ -200,7 +200,8 @@ fn writable(path: &Path) -> Result<(), Failure> {
         .map_err(|errno| Failure::Output { path: path.to_owned(), source: errno.into() })
 }
 
-fn usable_library() -> Result<(PathBuf, Abi), Failure> {
+/// The library beside this command, and what programs it is for.
+pub(crate) fn usable_library() -> Result<(PathBuf, Abi), Failure> {
     let executable = env::current_exe().map_err(Failure::Executable)?;
     let library = library::beside(&executable)
         .ok_or_else(|| Failure::NoLibrary { places: library::places(&executable) })?;

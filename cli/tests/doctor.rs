@@ -294,8 +294,11 @@ fn a_configuration_is_checked_line_by_line_and_applied_as_to_a_program() {
     assert_eq!(setting(&all, "THALLUS_CONFIG")["used"], file);
     assert_eq!(setting(&all, "THALLUS_LOG")["source"], "default");
 
-    let program = ["--program", "/usr/bin/redis-server"];
-    let (_, redis) = report(doctor(&installation).env("THALLUS_CONFIG", file).args(program));
+    // Debian's own is a symbolic link to a program of another name.
+    let program = installation.path("redis-server");
+    fs::copy("/bin/true", &program).unwrap();
+    let mut redis = doctor(&installation);
+    let (_, redis) = report(redis.env("THALLUS_CONFIG", file).arg("--program").arg(&program));
     assert_eq!(setting(&redis, "THALLUS_PORTS")["used"], "5432");
     assert_eq!(setting(&redis, "THALLUS_PORTS")["line"], 8);
     assert_eq!(setting(&redis, "THALLUS_LOG")["source"], "wrong");
@@ -305,6 +308,45 @@ fn a_configuration_is_checked_line_by_line_and_applied_as_to_a_program() {
     assert_eq!((status, setting(&missing, "THALLUS_CONFIG")["source"].as_str()), (0, Some("wrong")));
     let expected = "THALLUS_CONFIG=/nowhere/file: No such file or directory (os error 2); the library goes on without it";
     assert_eq!(problems(&missing, "settings"), [expected]);
+}
+
+#[test]
+fn a_program_is_looked_at_as_run_would_find_it() {
+    let installation = installation();
+    let interpreter = fs::canonicalize("/bin/sh").unwrap();
+    let name = interpreter.file_name().unwrap().to_str().unwrap();
+    let config = installation.path("thallus.conf");
+    fs::write(&config, format!("[program {name}]\nports = 5432\n")).unwrap();
+    let script = installation.add_script("script", "#!/bin/sh\n");
+    let static_program = installation.compile("static", "int main(void) { return 0; }", &["-static"]);
+    let script_of_none = installation.add_script("orphan", "#!/nowhere/interpreter\n");
+    let look = |program: &Path| {
+        let mut command = doctor(&installation);
+        report(command.arg("--config").arg(&config).arg("--program").arg(program))
+    };
+    for program in [Path::new("sh"), Path::new("/bin/sh"), &script] {
+        let (status, report) = look(program);
+        assert_eq!((status, problems(&report, "program")), (0, vec![]), "{report:#}");
+        assert_eq!(report["program"]["path"], interpreter.to_str().unwrap());
+        assert_eq!(setting(&report, "THALLUS_PORTS")["used"], "5432", "{report:#}");
+    }
+    for (program, error) in [
+        (&*static_program, "it is statically linked"),
+        (Path::new("no-such-program"), "no-such-program: not found"),
+        (&installation.path("thallus.conf"), "thallus.conf: not executable"),
+        (&script_of_none, "orphan: its interpreter or loader is missing"),
+    ] {
+        let (status, report) = look(program);
+        assert_eq!((status, &report["program"]["usable"]), (1, &false.into()), "{report:#}");
+        let said = problems(&report, "program");
+        assert!(said.len() == 1 && said[0].contains(error), "{said:?}");
+    }
+    let command = ["--program", static_program.to_str().unwrap(), ELSEWHERE];
+    let (_, report) = report(doctor(&installation).args(command));
+    assert!(
+        conclusion(&report).1["text"].as_str().unwrap().contains("preloaded into the program"),
+        "{report:#}"
+    );
 }
 
 #[test]
@@ -466,7 +508,8 @@ fn wrong_arguments_are_a_usage_error() {
 #[test]
 fn the_names_of_the_json_are_the_documented_ones() {
     let installation = installation();
-    let (_, report) = report(doctor(&installation).arg(ELSEWHERE).env("THALLUS_SPIN_US", "soon"));
+    let arguments = [ELSEWHERE, "--program", "sh"];
+    let (_, report) = report(doctor(&installation).args(arguments).env("THALLUS_SPIN_US", "soon"));
     let mut found = BTreeSet::new();
     names(&report, "", &mut found);
     let documented = documented();
@@ -477,6 +520,6 @@ fn the_names_of_the_json_are_the_documented_ones() {
     assert_eq!(unknown, Vec::<&String>::new());
     let absent: Vec<_> = documented.iter().filter(|name| !found.contains(*name)).collect();
     let hardware = |name: &&&String| name.starts_with("rdma.devices[]") || name.contains("].device.");
-    let whole = |name: &&&String| name.as_str() == "connection";
+    let whole = |name: &&&String| matches!(name.as_str(), "connection" | "program");
     assert_eq!(absent.iter().find(|name| !hardware(name) && !whole(name)), None);
 }

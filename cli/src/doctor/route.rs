@@ -47,6 +47,8 @@ pub(super) struct Around<'a> {
     pub(super) off: bool,
     /// There is a library that can be preloaded.
     pub(super) library: bool,
+    /// The program, if one is named, can have it.
+    pub(super) program: bool,
     pub(super) one_host: &'a OneHost,
     /// Greetings are signed.
     pub(super) key: bool,
@@ -209,6 +211,13 @@ impl Way {
                 None,
                 "there is no library to preload",
                 "install it: see the library above",
+            );
+        }
+        if !around.program {
+            return Conclusion::tcp(
+                None,
+                "the library can't be preloaded into the program",
+                "see the program above",
             );
         }
         if around.off {
