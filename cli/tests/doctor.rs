@@ -190,6 +190,51 @@ fn nobody_is_greeted_unsigned_if_the_path_to_a_key_is_no_text() {
 }
 
 #[test]
+fn values_that_are_no_text_are_named_as_the_library_names_them() {
+    let installation = installation();
+    let log = installation.path("log");
+    let names =
+        ["THALLUS", "THALLUS_FABRIC", "THALLUS_PEERS", "THALLUS_PORTS", "THALLUS_RING", "THALLUS_UNIX"];
+    let wrong = names.map(|name| (name, OsStr::from_bytes(b"5\xff")));
+    let (status, report_) = report(doctor(&installation).envs(wrong));
+    assert_eq!(status, 0, "{report_:#}");
+    let mut expected: Vec<_> =
+        names.iter().map(|name| format!("{name}=5\u{fffd}: not UTF-8; going on without it")).collect();
+    expected.sort();
+    let mut said = problems(&report_, "settings");
+    said.sort();
+    assert_eq!(said, expected);
+    let listen = |log: &OsStr, errors: &Path| {
+        let _listener = Listener::start(&installation, |command| {
+            command.env("LD_PRELOAD", installation.path("bin/libthallus_shim.so")).envs(wrong);
+            command.env("THALLUS_LOG", log).stderr(fs::File::create(errors).unwrap());
+        });
+    };
+    let errors = installation.path("errors");
+    listen(OsStr::new(&format!("warn:{}", log.display())), &errors);
+    let logged = fs::read_to_string(&log).unwrap();
+    let mut logged: Vec<_> = logged.lines().map(|line| line.split_once("Warn: ").unwrap().1).collect();
+    logged.sort_unstable();
+    assert_eq!(logged, expected);
+
+    // A level that is no text counts as warn; a file that is none can't be named.
+    listen(OsStr::from_bytes(b"\xff"), &errors);
+    let logged = fs::read_to_string(&errors).unwrap();
+    assert!(logged.contains("Warn: THALLUS_LOG=\u{fffd}: the level is off, "), "{logged}");
+    assert!(logged.contains(&expected[0]), "{logged}");
+    listen(OsStr::from_bytes(b"info:/tmp/\xff"), &errors);
+    assert_eq!(fs::read_to_string(&errors).unwrap(), "");
+
+    // Statistics go to any folder.
+    let folder = installation.path("").join(OsStr::from_bytes(b"caf\xe9"));
+    fs::create_dir(&folder).unwrap();
+    let (_, report) = report(doctor(&installation).env("THALLUS_STATS", &folder));
+    assert_eq!(problems(&report, "settings"), Vec::<String>::new());
+    assert_eq!(setting(&report, "THALLUS_STATS")["source"], "given");
+    assert!(setting(&report, "THALLUS_STATS")["used"].as_str().unwrap().ends_with("caf\u{fffd}"));
+}
+
+#[test]
 fn an_empty_variable_is_as_good_as_none() {
     let installation = installation();
     let (status, unset) = report(&mut doctor(&installation));
@@ -231,6 +276,7 @@ fn what_is_beyond_the_most_that_counts_is_shown_as_that() {
     let (_, report) = report(doctor(&installation).envs(given));
     let used = given.map(|(name, _)| setting(&report, name)["used"].as_str().unwrap());
     assert_eq!(used, ["5000", "1 GiB", "8 MiB; over RDMA 8 MiB"]);
+    assert_eq!(problems(&report, "settings"), ["THALLUS_LEND=2G: no more than 1G can be lent; taking 1G"]);
 }
 
 #[test]
@@ -249,6 +295,7 @@ fn a_log_that_cannot_be_written_is_a_problem() {
         ("info:/nowhere/log", "can't write to /nowhere: No such file or directory (os error 2)"),
         ("info:bin", "Is a directory (os error 21)"),
         ("info:", "no path behind the colon"),
+        ("loud:", "no path behind the colon"),
     ] {
         let (source, said) = look(bad);
         assert_eq!((source.as_str(), said.len()), ("wrong", 1), "{bad}: {said:?}");

@@ -10,7 +10,6 @@ use rustix::fs::Access;
 use serde::Serialize;
 use thallus_transport::configuration::Configuration;
 use thallus_transport::environment::{self, CONFIG, Complaints, Given, Level, Log};
-use thallus_transport::lending::AREA_BYTES;
 use thallus_transport::ring::class_size;
 use thallus_transport::settings::{IoUring, Order, Settings};
 use thallus_transport::spin::LONGEST;
@@ -151,14 +150,11 @@ impl Wanted<'_> {
         let mut list: Vec<_> = NAMES.into_iter().map(|name| self.setting(name, chosen, log)).collect();
         for setting in &mut list {
             let Setting { name, given: Some(given), source, .. } = setting else { continue };
-            // What has been said of those that name a file is worse.
-            let said = matches!(*name, CONFIG | "THALLUS_KEY_FILE");
-            if *source == Source::Wrong && !said && environment::not_text(name).is_some() {
-                complain(format!("{name} is not UTF-8, and so as good as none"), "correct it, or unset it");
-            }
+            // Its bytes, for the library takes any path.
+            let folder = || env::var_os("THALLUS_STATS").unwrap_or_default();
             if *name == "THALLUS_STATS"
                 && *source == Source::Given
-                && rustix::fs::access(Path::new(given).join("."), Access::WRITE_OK).is_err()
+                && rustix::fs::access(Path::new(&folder()).join("."), Access::WRITE_OK).is_err()
             {
                 *source = Source::Wrong;
                 complain(
@@ -190,7 +186,8 @@ impl Wanted<'_> {
 
     fn setting(&self, name: &'static str, chosen: &Settings, log: Option<&Log>) -> Setting {
         let variable = env::var_os(name);
-        let unreadable = variable.as_ref().is_some_and(|value| value.to_str().is_none());
+        let unreadable =
+            name != "THALLUS_STATS" && variable.as_ref().is_some_and(|value| value.to_str().is_none());
         let value = self.given.value(name);
         let line = value.as_ref().and_then(|value| value.line.as_ref()).map(|entry| entry.line);
         let given = match (name, value) {
@@ -246,9 +243,10 @@ impl Wanted<'_> {
                 let rules: Vec<_> = verbs.peers.iter().map(ToString::to_string).collect();
                 if rules.is_empty() { "none".into() } else { rules.join(",") }
             }
-            "THALLUS_PEERS_FILE" | "THALLUS_STATS" => {
-                self.given.value(name).map_or("none".into(), |value| value.text)
-            }
+            "THALLUS_PEERS_FILE" => self.given.value(name).map_or("none".into(), |value| value.text),
+            "THALLUS_STATS" => env::var_os(name)
+                .filter(|folder| !folder.is_empty())
+                .map_or("none".into(), |folder| folder.to_string_lossy().into_owned()),
             "THALLUS_KEY_FILE" => {
                 verbs.key.as_ref().map_or("none".into(), |key| format!("a key of {} bytes", key.len()))
             }
@@ -269,7 +267,7 @@ impl Wanted<'_> {
             }
             "THALLUS_UNIX" if chosen.unix.is_empty() => "off".into(),
             "THALLUS_UNIX" => chosen.unix.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
-            "THALLUS_LEND" => bytes(chosen.lend_bytes.min(AREA_BYTES as u64)),
+            "THALLUS_LEND" => bytes(chosen.lend_bytes),
             "THALLUS_IO_URING" => match chosen.io_uring {
                 IoUring::Auto => "auto",
                 IoUring::Allow => "allow",

@@ -6,7 +6,8 @@ use std::{fmt, io};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, open, readlink};
 
-use crate::configuration::{Configuration, Entry};
+use crate::configuration::{Configuration, Entry, KEYS};
+use crate::lending::AREA_BYTES;
 use crate::peers::Rule;
 use crate::settings::{IoUring, Order, Settings, UnixRule, class_within};
 
@@ -41,6 +42,12 @@ const LARGEST_FILE: usize = 1 << 20;
 /// Bytes of a configuration, at most: each program reads it when it begins.
 const LARGEST_CONFIGURATION: usize = 64 << 10;
 
+/// What is done without the key that is asked for.
+pub const NO_PEERS: &str = "staying on TCP with other hosts";
+
+/// What is wrong with a value that is no text.
+const NOT_TEXT: &str = "not UTF-8";
+
 /// The variable that names the configuration.
 pub const CONFIG: &str = "THALLUS_CONFIG";
 
@@ -51,18 +58,27 @@ pub struct Complaint {
     pub name: &'static str,
     /// Its value, or the line.
     pub given: String,
-    /// What is wrong, and what is used instead.
+    /// What is wrong.
     pub text: String,
+    /// What the library does instead.
+    pub instead: &'static str,
     /// The file that gives it, and its line, as `FILE:LINE`.
     pub place: Option<String>,
 }
 
+impl Complaint {
+    /// What is wrong, for who does nothing instead.
+    pub fn wrong(&self) -> String {
+        match &self.place {
+            Some(place) => format!("{place}: {}: {}", self.given, self.text),
+            None => format!("{}={}: {}", self.name, self.given, self.text),
+        }
+    }
+}
+
 impl fmt::Display for Complaint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Some(place) => write!(f, "{place}: {}: {}", self.given, self.text),
-            None => write!(f, "{}={}: {}", self.name, self.given, self.text),
-        }
+        write!(f, "{}; {}", self.wrong(), self.instead)
     }
 }
 
@@ -90,12 +106,12 @@ impl Given {
     pub fn here(complaints: &mut Complaints) -> Self {
         let Some(path) = value(CONFIG) else {
             let Some(path) = not_text(CONFIG) else { return Self::default() };
-            complaints.add(CONFIG, &path, "not UTF-8; going on without it");
+            complaints.add(CONFIG, &path, NOT_TEXT, "going on without it");
             return Self::without(path);
         };
         match read_configuration(&path) {
             Err(error) => {
-                complaints.add(CONFIG, &path, format!("{error}; going on without it"));
+                complaints.add(CONFIG, &path, error.to_string(), "going on without it");
                 Self::without(path)
             }
             Ok(read) => {
@@ -104,8 +120,8 @@ impl Given {
                     return Self::of(path, &read, []);
                 }
                 executable().map(|program| Self::of(path.clone(), &read, program)).unwrap_or_else(|errno| {
-                    let wrong = format!("nobody knows which of its sections count: /proc/self/exe: {errno}; going on without them");
-                    complaints.add(CONFIG, &path, wrong);
+                    let wrong = format!("nobody knows which of its sections count: /proc/self/exe: {errno}");
+                    complaints.add(CONFIG, &path, wrong, "going on without them");
                     Self { doubtful: true, ..Self::of(path, &read, []) }
                 })
             }
@@ -144,15 +160,28 @@ impl Given {
         name: &'static str,
         value: &Value,
         text: impl Into<String>,
+        instead: &'static str,
     ) {
         let text = text.into();
         complaints.0.push(match &value.line {
-            None => Complaint { name, given: value.text.clone(), text, place: None },
+            None => Complaint { name, given: value.text.clone(), text, instead, place: None },
             Some(Entry { line, key, value, .. }) => {
                 let place = Some(format!("{}:{line}", self.path));
-                Complaint { name, given: format!("{key} = {value}"), text, place }
+                Complaint { name, given: format!("{key} = {value}"), text, instead, place }
             }
         });
+    }
+
+    /// Of variables whose value is no text. What else is done about them is said where they are read.
+    fn complain_of_no_text(&self, complaints: &mut Complaints) {
+        let names = KEYS.iter().map(|&(_, name)| name);
+        for name in
+            names.filter(|&name| !self.only_file && !matches!(name, "THALLUS_KEY_FILE" | "THALLUS_LOG"))
+        {
+            if let Some(text) = not_text(name) {
+                complaints.add(name, &text, NOT_TEXT, "going on without it");
+            }
+        }
     }
 
     fn read<T>(
@@ -166,7 +195,7 @@ impl Given {
         let Some(value) = self.value(name) else { return };
         match parse(&value.text) {
             Some(value) => apply(value),
-            None => self.complain(complaints, name, &value, format!("not {wanted}; taking the default")),
+            None => self.complain(complaints, name, &value, format!("not {wanted}"), "taking the default"),
         }
     }
 
@@ -209,15 +238,16 @@ fn executable() -> rustix::io::Result<Vec<u8>> {
 pub struct Complaints(pub Vec<Complaint>);
 
 impl Complaints {
-    fn add(&mut self, name: &'static str, given: &str, text: impl Into<String>) {
-        self.0.push(Complaint { name, given: given.to_owned(), text: text.into(), place: None });
+    fn add(&mut self, name: &'static str, given: &str, text: impl Into<String>, instead: &'static str) {
+        self.0.push(Complaint { name, given: given.to_owned(), text: text.into(), instead, place: None });
     }
 
     fn add_wrong_lines(&mut self, path: &str, read: &Configuration) {
         self.0.extend(read.wrong.iter().map(|wrong| Complaint {
             name: CONFIG,
             given: wrong.given.clone(),
-            text: format!("{}; ignoring the line", wrong.text),
+            text: wrong.text.to_owned(),
+            instead: "ignoring the line",
             place: Some(format!("{path}:{}", wrong.line)),
         }));
     }
@@ -245,22 +275,31 @@ fn says_off(text: &str) -> bool {
 
 /// Where to log, if anywhere.
 pub fn log(given: &Given, complaints: &mut Complaints) -> Option<Log> {
-    let value = given.value("THALLUS_LOG")?;
+    let name = "THALLUS_LOG";
+    let value = match not_text(name).filter(|_| !given.only_file) {
+        None => given.value(name)?,
+        Some(text) if text.contains(':') => {
+            complaints.add(name, &text, NOT_TEXT, "nothing is logged");
+            return None;
+        }
+        Some(text) => Value { text, line: None },
+    };
     let text = &value.text;
-    let (name, path) = text.split_once(':').map_or((text.as_str(), None), |(name, path)| (name, Some(path)));
-    let level = level(name).unwrap_or_else(|| {
-        let wrong = "the level is off, error, warn, info or debug; taking warn";
-        given.complain(complaints, "THALLUS_LOG", &value, wrong);
-        Level::Warn
-    });
+    let (word, path) = text.split_once(':').map_or((text.as_str(), None), |(word, path)| (word, Some(path)));
     if path == Some("") {
-        given.complain(complaints, "THALLUS_LOG", &value, "no path behind the colon; nothing is logged");
+        given.complain(complaints, name, &value, "no path behind the colon", "nothing is logged");
         return None;
     }
+    let level = level(word).unwrap_or_else(|| {
+        let wrong = "the level is off, error, warn, info or debug";
+        given.complain(complaints, name, &value, wrong, "taking warn");
+        Level::Warn
+    });
     Some(Log { level, path: path.map(str::to_owned) })
 }
 
-fn level(name: &str) -> Option<Level> {
+/// The level of this name.
+pub fn level(name: &str) -> Option<Level> {
     Some(match name {
         "off" => Level::Off,
         "error" => Level::Error,
@@ -273,10 +312,11 @@ fn level(name: &str) -> Option<Level> {
 
 /// The settings; what nothing is given about is as in `chosen`.
 pub fn settings(mut chosen: Settings, given: &Given, complaints: &mut Complaints) -> Settings {
+    given.complain_of_no_text(complaints);
     if let (Some(other), false) = (given.value("THALLUS"), given.is_off())
         && !matches!(other.text.as_str(), "on" | "1")
     {
-        given.complain(complaints, "THALLUS", &other, "on or off; taking on");
+        given.complain(complaints, "THALLUS", &other, "on or off", "taking on");
     }
     let fabric = given.value("THALLUS_FABRIC");
     let (shm, verbs) = match fabric.as_ref().map(|value| value.text.as_str()) {
@@ -285,8 +325,10 @@ pub fn settings(mut chosen: Settings, given: &Given, complaints: &mut Complaints
         Some("verbs") => (false, true),
         Some("off" | "tcp") => (false, false),
         Some(_) => {
-            let wrong = "auto, shm, verbs or off; taking auto";
-            fabric.iter().for_each(|value| given.complain(complaints, "THALLUS_FABRIC", value, wrong));
+            let wrong = "auto, shm, verbs or off";
+            fabric
+                .iter()
+                .for_each(|value| given.complain(complaints, "THALLUS_FABRIC", value, wrong, "taking auto"));
             (true, true)
         }
     };
@@ -296,8 +338,8 @@ pub fn settings(mut chosen: Settings, given: &Given, complaints: &mut Complaints
         chosen.verbs.peers = peers(given, complaints);
         chosen.verbs.key = key(&mut chosen.verbs.peers, given, complaints);
         if given.doubtful && chosen.verbs.key.is_none() && !chosen.verbs.peers.is_empty() {
-            let doubt = "what makes no sense may have named a key; staying on TCP with other hosts";
-            complaints.add(CONFIG, &given.path, doubt);
+            let doubt = "what makes no sense may have named a key";
+            complaints.add(CONFIG, &given.path, doubt, NO_PEERS);
             chosen.verbs.peers.clear();
         }
     }
@@ -324,6 +366,10 @@ pub fn settings(mut chosen: Settings, given: &Given, complaints: &mut Complaints
     given.read(complaints, "THALLUS_LEND", "0 or a size from 8K", none_or_size, |bytes| {
         chosen.lend_bytes = bytes
     });
+    if let Some(value) = given.value("THALLUS_LEND").filter(|_| chosen.lend_bytes > AREA_BYTES as u64) {
+        given.complain(complaints, "THALLUS_LEND", &value, "no more than 1G can be lent", "taking 1G");
+        chosen.lend_bytes = AREA_BYTES as u64;
+    }
     given.read(complaints, "THALLUS_RING", "a size from 8K", size, |bytes| {
         chosen.largest_class = class_within(bytes);
         chosen.verbs.ring = bytes;
@@ -347,9 +393,9 @@ fn peers(given: &Given, complaints: &mut Complaints) -> Vec<Rule> {
         match read {
             Ok(Some(list)) => rules.extend(list),
             Ok(None) => {
-                given.complain(complaints, name, &path, "not a list such as 10.0.0.0/24:5432; ignoring it");
+                given.complain(complaints, name, &path, "not a list such as 10.0.0.0/24:5432", "ignoring it");
             }
-            Err(error) => given.complain(complaints, name, &path, format!("{error}; ignoring it")),
+            Err(error) => given.complain(complaints, name, &path, error.to_string(), "ignoring it"),
         }
     }
     rules
@@ -360,7 +406,7 @@ fn key(peers: &mut Vec<Rule>, given: &Given, complaints: &mut Complaints) -> Opt
     let name = "THALLUS_KEY_FILE";
     let Some(path) = given.value(name) else {
         if let Some(path) = not_text(name).filter(|_| !given.only_file) {
-            complaints.add(name, &path, "not UTF-8; staying on TCP with other hosts");
+            complaints.add(name, &path, NOT_TEXT, NO_PEERS);
             peers.clear();
         }
         return None;
@@ -370,7 +416,7 @@ fn key(peers: &mut Vec<Rule>, given: &Given, complaints: &mut Complaints) -> Opt
         Ok(_) => "it is empty".to_owned(),
         Err(error) => error.to_string(),
     };
-    given.complain(complaints, name, &path, format!("{wrong}; staying on TCP with other hosts"));
+    given.complain(complaints, name, &path, wrong, NO_PEERS);
     peers.clear();
     None
 }
@@ -433,7 +479,8 @@ fn size(text: &str) -> Option<u64> {
     (size >= 8192).then_some(size)
 }
 
-fn ports(text: &str) -> Option<Vec<(u16, u16)>> {
+/// Ports and ranges of them, both ends included.
+pub fn ports(text: &str) -> Option<Vec<(u16, u16)>> {
     text.split(',')
         .map(|part| {
             let part = part.trim();
@@ -479,7 +526,8 @@ mod tests {
     fn every_wrong_line_is_named_also_of_another_program() {
         let (_, complaints) = file(
             "ports = 9-8\nfabric = ether\nnonsense\n[program q]\nmode = of\nlog = loud\nrdma-sl = 16\n\
-             key-file = /nowhere/key\npeers = here\n[program r]\nlog = info:",
+             key-file = /nowhere/key\npeers = here\n[program r]\nlog = info:\n\
+             [program s]\nlend = 2G\nlog = loud:",
         );
         let said: Vec<_> = complaints.0.iter().map(ToString::to_string).collect();
         let expected = [
@@ -492,8 +540,11 @@ mod tests {
             "F:8: key-file = /nowhere/key: No such file or directory (os error 2); staying on TCP with other hosts",
             "F:9: peers = here: not a list such as 10.0.0.0/24:5432,10.1.2.3; taking the default",
             "F:11: log = info:: no path behind the colon; nothing is logged",
+            "F:13: lend = 2G: no more than 1G can be lent; taking 1G",
+            "F:14: log = loud:: no path behind the colon; nothing is logged",
         ];
         assert_eq!(said, expected);
+        assert_eq!(complaints.0[1].wrong(), "F:1: ports = 9-8: not a list such as 5432,8000-8100");
     }
 
     #[test]
