@@ -110,6 +110,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             program: takes_library,
             one_host: &one_host,
             key: chosen.verbs.key.is_some(),
+            no_peers: complaints.0.iter().any(|complaint| complaint.instead == environment::NO_PEERS),
         };
         route::look(server, &around, &mut problems)
     });

@@ -508,6 +508,24 @@ fn another_host_without_a_rule_is_reached_by_tcp() {
 }
 
 #[test]
+fn rules_that_do_not_count_for_want_of_a_key_are_not_called_missing() {
+    let installation = installation();
+    for (fabric, reason) in [("auto", "peer-without-thallus"), ("verbs", "disabled")] {
+        let mut command = doctor(&installation);
+        command.env("THALLUS_PEERS", "192.0.2.77").env("THALLUS_KEY_FILE", "/nowhere/key");
+        let (_, report) = report(command.env("THALLUS_FABRIC", fabric).arg(ELSEWHERE));
+        let concluded = conclusion(&report).1;
+        assert_eq!(concluded["reason"], reason, "{report:#}");
+        let (text, remedy) = (concluded["text"].as_str().unwrap(), concluded["remedy"].as_str().unwrap());
+        assert!(text.contains("without the key that is asked for no rule of THALLUS_PEERS counts"), "{text}");
+        assert!(
+            remedy.contains("correct THALLUS_KEY_FILE") && !remedy.contains("THALLUS_PEERS="),
+            "{remedy}"
+        );
+    }
+}
+
+#[test]
 fn an_address_that_can_be_bound_to_is_not_for_that_this_hosts() {
     let installation = installation();
     let own_network = if rustix::process::geteuid().is_root() { "-n" } else { "-rn" };

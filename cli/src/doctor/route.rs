@@ -52,6 +52,8 @@ pub(super) struct Around<'a> {
     pub(super) one_host: &'a OneHost,
     /// Greetings are signed.
     pub(super) key: bool,
+    /// Rules count for nothing: there is no key where one is asked for.
+    pub(super) no_peers: bool,
 }
 
 /// A connection to a server.
@@ -223,6 +225,11 @@ impl Way {
         if around.off {
             return Conclusion::tcp(None, "THALLUS=off", "unset THALLUS, or mode in the configuration");
         }
+        if !settings.shm && around.no_peers {
+            let why =
+                "THALLUS_FABRIC=verbs, and without the key that is asked for no rule of THALLUS_PEERS counts";
+            return Conclusion::tcp(Some(Reason::Disabled), why, KEY_TO_MEND);
+        }
         if !settings.shm && settings.verbs.peers.is_empty() {
             return Conclusion::tcp(
                 Some(Reason::Disabled),
@@ -247,7 +254,7 @@ impl Way {
                 self.rule_to_add(),
             );
         }
-        if self.on_this_host { self.by_shared_memory(around) } else { self.by_no_rule(settings) }
+        if self.on_this_host { self.by_shared_memory(around) } else { self.by_no_rule(around) }
     }
 
     fn by_rdma(&mut self, local: IpAddr, around: &Around<'_>) -> Conclusion {
@@ -322,19 +329,21 @@ impl Way {
         }
     }
 
-    fn by_no_rule(&self, settings: &Settings) -> Conclusion {
-        let rules = if settings.verbs.peers.is_empty() {
-            "THALLUS_PEERS has no rule"
+    fn by_no_rule(&self, around: &Around<'_>) -> Conclusion {
+        let (rules, remedy) = if around.no_peers {
+            let rules = "without the key that is asked for no rule of THALLUS_PEERS counts";
+            (rules, KEY_TO_MEND.to_owned())
+        } else if around.settings.verbs.peers.is_empty() {
+            ("THALLUS_PEERS has no rule", self.rule_to_add())
         } else {
-            "no rule of THALLUS_PEERS names it"
+            ("no rule of THALLUS_PEERS names it", self.rule_to_add())
         };
         Conclusion::tcp(
             Some(Reason::PeerWithoutThallus),
             format!("the server is on another host, or in another network namespace, and {rules}"),
             format!(
                 "if it is a container on this host: one network namespace for both (a pod, or docker run \
-                 --network container:NAME); {}",
-                self.rule_to_add()
+                 --network container:NAME); {remedy}"
             ),
         )
     }
@@ -347,6 +356,8 @@ impl Way {
         )
     }
 }
+
+const KEY_TO_MEND: &str = "if that host runs Thallus and RDMA: correct THALLUS_KEY_FILE, see settings, above";
 
 fn by_name(name: &str) -> Option<Reason> {
     Reason::ALL.iter().copied().find(|reason| reason.name() == name)
