@@ -1,5 +1,6 @@
 //! `thallus pin`: takes a live connection back to TCP.
 
+use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use thallus_transport::arena::{Generation, Wish};
 
+use crate::library::NAME;
 use crate::status::scan::{Family, Scan, is_alive};
 
 /// Take a live connection back to TCP, and keep it there
@@ -62,6 +64,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if scan.other_versions > 0 {
         bail!("process {} uses another version of the library", args.pid);
     }
+    if scan.families.is_empty() && !has_library(args.pid) {
+        bail!("process {} runs without the library: it was not started with thallus run", args.pid);
+    }
     let Found { family, index, generation } = find(&scan, args)?;
     let closed = || format!("process {} has closed connection {} meanwhile", args.pid, args.fd);
     let view = family.view().context("can't reach what the process shares")?.with_context(closed)?;
@@ -78,6 +83,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             Wish::Asked => sleep(STEP),
         }
     }
+}
+
+/// Whether the library is mapped by the process, or nobody can tell.
+fn has_library(pid: u32) -> bool {
+    let maps = fs::read(format!("/proc/{pid}/maps"));
+    maps.map_or(true, |maps| maps.windows(NAME.len()).any(|part| part == NAME.as_bytes()))
 }
 
 struct Found<'scan> {

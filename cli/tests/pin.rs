@@ -78,6 +78,16 @@ fn what_is_not_there_is_named() {
 }
 
 #[test]
+fn a_process_without_the_library_is_told_from_one_without_the_connection() {
+    let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+    let output = pin(child.id(), 3, "0");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("runs without the library"), "{}", said(&output));
+}
+
+#[test]
 fn the_next_connection_in_the_same_place_is_left_alone() {
     let chunk = Chunk::create(Ok).unwrap();
     let first = chunk.allocate(Role::Server, std::process::id(), 2006, 1).unwrap();
