@@ -52,6 +52,16 @@ fn a_report_is_also_a_page_with_plots() {
 }
 
 #[test]
+fn a_name_that_no_workload_has_is_a_wrong_argument() {
+    for arguments in [&["--only", "nosuch"][..], &["arrow", "--dataset", "/nowhere", "--only", "nosuch"]] {
+        let arguments: Vec<_> = arguments.iter().map(Path::new).collect();
+        let output = bench(&arguments);
+        assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{output:?}");
+        assert!(output.stderr.starts_with(b"thallus: no "), "{output:?}");
+    }
+}
+
+#[test]
 fn a_report_that_cannot_be_written_does_not_take_the_others_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page");
@@ -145,7 +155,8 @@ fn a_report_of_its_own_can_be_compared() {
 fn a_library_that_cannot_be_preloaded_is_not_measured() {
     let folder = tempfile::Builder::new().prefix("a b").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let [program, library] = ["thallus", "libthallus_shim.so"].map(|name| folder.path().join(name));
-    fs::copy(env!("CARGO_BIN_EXE_thallus"), &program).unwrap();
+    // A copy could still be open for writing in a child that another thread has just forked.
+    fs::hard_link(env!("CARGO_BIN_EXE_thallus"), &program).unwrap();
     fs::write(&library, "").unwrap();
     let options = "bench --only ping-pong/64/blocking/unpinned --seconds 0.05 --rounds 1";
     let output = Command::new(program).args(options.split(' ')).output().unwrap();

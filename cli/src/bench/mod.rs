@@ -115,17 +115,17 @@ enum Role {
 /// Runs the benchmark, or one of its two roles.
 ///
 /// # Errors
-/// No workload is left to run, the library is missing, or a measurement failed: a role died, saw bytes that
+/// The library is missing, or a measurement failed: a role died, saw bytes that
 /// were not sent to it, or gave no result in time. What was measured until the end is reported all the same.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     match (&args.role, args.compare.as_deref()) {
-        (Some(Role::Arrow(args)), _) => arrow::run(args).map(done),
+        (Some(Role::Arrow(args)), _) => arrow::run(args),
         (Some(Role::Verbs(args)), _) => verbs::run(args).map(done),
         (Some(Role::Serve { session }), _) => role::serve(session).map(done),
         (Some(Role::Drive { session }), _) => role::drive(session).map(done),
         (None, Some([old, new])) => compare_files(old, new, args.html.as_deref()),
-        (None, _) => measure_all(args).map(done),
+        (None, _) => measure_all(args),
     }
 }
 
@@ -133,8 +133,7 @@ fn compare_files(old: &Path, new: &Path, html: Option<&Path>) -> anyhow::Result<
     let (old, new) = match (Report::read(old), Report::read(new)) {
         (Ok(old), Ok(new)) => (old, new),
         (Err(error), _) | (_, Err(error)) => {
-            crate::tell(format_args!("thallus: {error:#}\n"));
-            return Ok(ExitCode::from(2));
+            return Ok(wrong_arguments(&format!("{error:#}")));
         }
     };
     let comparison = compare::compare(&old, &new);
@@ -146,11 +145,21 @@ fn compare_files(old: &Path, new: &Path, html: Option<&Path>) -> anyhow::Result<
     Ok(if comparison.is_worse { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn measure_all(args: &Args) -> anyhow::Result<()> {
+/// Says what is wrong with them.
+fn wrong_arguments(text: &str) -> ExitCode {
+    crate::tell(format_args!("thallus: {text}\n"));
+    ExitCode::from(2)
+}
+
+fn measure_all(args: &Args) -> anyhow::Result<ExitCode> {
     let plan = plan::plan(&args.only, &args.transport)?;
+    if plan.is_empty() {
+        let wrong = "no workload has such a name and transport (see `thallus bench --list`)";
+        return Ok(wrong_arguments(wrong));
+    }
     if args.list {
         let names: String = plan.iter().map(|variant| format!("{}\n", variant.name())).collect();
-        return crate::print(&names);
+        return crate::print(&names).map(|()| ExitCode::SUCCESS);
     }
     let machine = machine::facts();
     let (file, html) = (Output::open(args.json.as_deref())?, Output::open(args.html.as_deref())?);
@@ -165,7 +174,7 @@ fn measure_all(args: &Args) -> anyhow::Result<()> {
     ];
     outcomes.into_iter().collect::<anyhow::Result<()>>()?;
     ensure!(outcome.failures.is_empty(), "{} measurements failed", outcome.failures.len());
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// How long a measurement may take.

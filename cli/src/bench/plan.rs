@@ -3,7 +3,6 @@
 use std::fmt;
 
 use super::stream;
-use anyhow::ensure;
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -177,7 +176,7 @@ impl fmt::Display for Workload {
 /// All variants whose name contains one of `only` (all, if empty), over those of `transports` (all, if empty).
 ///
 /// # Errors
-/// Nothing is left, or the CPUs of this process can't be read.
+/// The CPUs of this process can't be read.
 pub(super) fn plan(only: &[String], transports: &[Transport]) -> anyhow::Result<Vec<Variant>> {
     let mut plan = all(&allowed_cpus()?, threads_beside);
     plan.retain(|variant| only.is_empty() || only.iter().any(|text| variant.name().contains(text)));
@@ -190,7 +189,6 @@ pub(super) fn plan(only: &[String], transports: &[Transport]) -> anyhow::Result<
         [Transport::Tcp] => !variant.one_sided,
         _ => true,
     });
-    ensure!(!plan.is_empty(), "no workload has such a name and transport (see `thallus bench --list`)");
     Ok(plan)
 }
 
@@ -325,8 +323,8 @@ mod tests {
 
     #[test]
     fn a_filter_that_matches_nothing_is_an_error() {
-        assert!(plan(&["no-such-workload".to_owned()], &[]).is_err());
-        assert!(plan(&["one-sided/".to_owned()], &[Transport::Unix]).is_err());
+        assert!(plan(&["no-such-workload".to_owned()], &[]).unwrap().is_empty());
+        assert!(plan(&["one-sided/".to_owned()], &[Transport::Unix]).unwrap().is_empty());
     }
 
     #[test]

@@ -18,8 +18,7 @@ mod plot;
 mod results;
 
 use std::path::PathBuf;
-
-use anyhow::ensure;
+use std::process::ExitCode;
 
 use super::output::Output;
 
@@ -47,12 +46,15 @@ pub(crate) struct Args {
 }
 
 /// # Errors
-/// No case is left, a program or the library is missing, one of them failed, or two ways gave different rows.
-pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+/// A program or the library is missing, one of them failed, or two ways gave different rows.
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let cases = plan::cases(&args.only);
-    ensure!(!cases.is_empty(), "no case has such a name; see --list");
+    if cases.is_empty() {
+        return Ok(super::wrong_arguments("no case has such a name; see --list"));
+    }
     if args.list {
-        return crate::print(&cases.iter().map(|case| format!("{}\n", case.name())).collect::<String>());
+        let names: String = cases.iter().map(|case| format!("{}\n", case.name())).collect();
+        return crate::print(&names).map(|()| ExitCode::SUCCESS);
     }
     let machine = super::machine::facts();
     let (json, html) = (Output::open(args.json.as_deref())?, Output::open(args.html.as_deref())?);
@@ -63,5 +65,6 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         json.write(|| Ok(format!("{:#}\n", results::json(&machine, &results, args.rounds)))),
         html.write(|| page::html(&machine, &results, args.rounds)),
     ];
-    outcomes.into_iter().collect()
+    outcomes.into_iter().collect::<anyhow::Result<()>>()?;
+    Ok(ExitCode::SUCCESS)
 }
