@@ -75,6 +75,7 @@ enum Fabric {
     /// RDMA, to the peers that THALLUS_PEERS names, also on this host
     Verbs,
     /// None: count and report only
+    #[value(alias = "tcp")]
     Off,
 }
 
@@ -97,7 +98,7 @@ pub(crate) enum Failure {
     Output { path: PathBuf, source: io::Error },
     #[error("can't read {}: {source}", .path.display())]
     Unreadable { path: PathBuf, source: io::Error },
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nthallus: "))]
+    #[error("{}", .0.iter().map(Complaint::wrong).collect::<Vec<_>>().join("\nthallus: "))]
     Configuration(Vec<Complaint>),
     #[error("{}: not found", .0.display())]
     NotFound(PathBuf),
@@ -236,15 +237,8 @@ fn settings(args: &Args) -> impl Iterator<Item = (&'static str, OsString)> {
 
 /// Checks a list of ports and ranges, both ends included.
 fn ports(list: &str) -> Result<String, String> {
-    let port = |text: &str| text.parse::<u16>().map_err(|_| format!("{text:?} is no port"));
-    for item in list.split(',').map(str::trim) {
-        match item.split_once('-') {
-            None => port(item).map(drop)?,
-            Some((first, last)) if port(first)? <= port(last)? => {}
-            Some(_) => return Err(format!("{item:?} is an empty range")),
-        }
-    }
-    Ok(list.to_owned())
+    let wrong = || format!("{list:?} is not a list such as 5432,8000-8100");
+    environment::ports(list).map(|_| list.to_owned()).ok_or_else(wrong)
 }
 
 /// Checks a list of names of `AF_UNIX` sockets.
@@ -256,13 +250,12 @@ fn unix(list: &str) -> Result<String, String> {
 
 /// Checks a log level, and makes the path behind it absolute: the program may change its folder.
 fn log(value: &str) -> Result<OsString, String> {
-    const LEVELS: [&str; 5] = ["off", "error", "warn", "info", "debug"];
     let (level, path) = match value.split_once(':') {
         Some((level, path)) => (level, Some(path)),
         None => (value, None),
     };
-    if !LEVELS.contains(&level) {
-        return Err(format!("the level is one of {}", LEVELS.join(", ")));
+    if environment::level(level).is_none() {
+        return Err("the level is off, error, warn, info or debug".to_owned());
     }
     let mut value = OsString::from(level);
     if let Some(path) = path {
@@ -278,7 +271,7 @@ mod tests {
 
     #[test]
     fn ports_are_numbers_and_ranges() {
-        for good in ["5432", "5432, 6379", "8000-8100,1", "0-65535"] {
+        for good in ["5432", "5432, 6379", " 5432 , 6379-6380 ", "8000-8100,1", "0-65535"] {
             assert_eq!(ports(good), Ok(good.to_owned()));
         }
         for bad in ["", "a", "1,", "70000", "9-8", "1-2-3", "1 - 2", "-1"] {
@@ -289,6 +282,7 @@ mod tests {
     #[test]
     fn a_log_is_a_level_and_perhaps_a_path() {
         assert_eq!(log("debug"), Ok("debug".into()));
+        assert_eq!(log("trace"), Ok("trace".into()));
         assert_eq!(log("info:/tmp/a:b"), Ok("info:/tmp/a:b".into()));
         let here = env::current_dir().unwrap().join("file");
         assert_eq!(log("warn:file"), Ok(format!("warn:{}", here.display()).into()));

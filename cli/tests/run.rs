@@ -70,8 +70,8 @@ fn a_configuration_is_checked_and_handed_on() {
     let option = file.to_str().unwrap();
     write(&file, "ports = 5432\nmodes = off\n[program redis-server]\nmode = of\n").unwrap();
     let refused = shell(&installation, &["--config", option], "true");
-    let of_line_4 = ":4: mode = of: on or off; taking on";
-    assert_refused(&refused, &[":2: modes = off: the library knows no such key", of_line_4]);
+    let of_line_4 = ":4: mode = of: on or off\n";
+    assert_refused(&refused, &[":2: modes = off: the library knows no such key\n", of_line_4]);
     let missing = shell(&installation, &["--config", "/nowhere/thallus.conf"], "true");
     assert_refused(&missing, &["can't read /nowhere/thallus.conf: No such file or directory"]);
 }
@@ -137,6 +137,14 @@ fn options_become_settings_of_the_library() {
         "THALLUS_FABRIC=shm\nTHALLUS_LOG={log_option}\nTHALLUS_PORTS=5432,8000-8100\nTHALLUS_SPIN_US=50\n"
     );
     assert_eq!(outcome.output, expected);
+}
+
+#[test]
+fn options_take_what_the_variables_take() {
+    let installation = Installation::with_library(LIBRARY);
+    let options = ["--ports", "5432, 6379", "--fabric", "tcp", "--log", "trace"];
+    let outcome = shell(&installation, &options, "env | grep ^THALLUS | sort");
+    assert_eq!(outcome.output, "THALLUS_FABRIC=off\nTHALLUS_LOG=trace\nTHALLUS_PORTS=5432, 6379\n");
 }
 
 #[test]
