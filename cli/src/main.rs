@@ -18,10 +18,12 @@ mod top;
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use rustix::io::Errno;
 
 /// Moves TCP and Unix connections of unmodified programs to shared memory, and TCP between hosts that are named to RDMA.
 #[derive(Debug, Parser)]
@@ -45,6 +47,10 @@ enum Command {
 
 /// Writes to standard output, whose reader may have seen enough, as in `thallus status | head`.
 fn print(text: &str) -> anyhow::Result<()> {
+    // Then /dev/null is there, and takes everything.
+    if start::was_closed(io::stdout().as_fd()) {
+        return Err(io::Error::from(Errno::BADF)).context("can't write to standard output");
+    }
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         outcome => outcome.context("can't write to standard output"),

@@ -8,6 +8,7 @@
 
 use std::ffi::{CString, OsString};
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +36,12 @@ extern "C" fn note() {
         // SAFETY: only looks whether there is such a descriptor.
         closed.store(unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1, Ordering::Relaxed);
     }
+}
+
+/// Whether this process was started without this one of descriptors 0 to 2.
+pub(crate) fn was_closed(fd: BorrowedFd<'_>) -> bool {
+    let fd = usize::try_from(fd.as_raw_fd()).ok();
+    fd.and_then(|fd| CLOSED.get(fd)).is_some_and(|closed| closed.load(Ordering::Relaxed))
 }
 
 /// Replaces this process by the program at a path with a slash in it. The first argument is its name. Returns only if that fails.

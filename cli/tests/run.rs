@@ -235,6 +235,10 @@ fn an_output_that_takes_nothing_changes_no_exit_status() {
     assert_eq!(status(&["run", "/nowhere/at/all"]), Some(127));
     assert_eq!(status(&["pin", "--pid", "0", "--fd", "0", "tcp"]), Some(1));
     assert_eq!(status(&["status"]), Some(1));
+    let closed = format!("'{}' status >&-", installation.path("bin/thallus").display());
+    let closed = outcome(Command::new("/bin/sh").args(["-c", &closed]));
+    assert_eq!(closed.status, Some(1), "{closed:?}");
+    assert!(closed.errors.starts_with("thallus: can't write to standard output: "), "{closed:?}");
 }
 
 #[test]
