@@ -4,6 +4,7 @@
  * Nothing has to be linked. The functions are in libthallus_shim.so, which is there if the program was started with it:
  *
  *     struct thallus_functions thallus;
+ *     struct thallus_status status = {.size = sizeof status};
  *     if (thallus_find(&thallus) == 0 && thallus.status(fd, &status) == 0) ...
  *
  * Without it thallus_find() fails, and the program does what it would do over TCP. Link with -ldl before glibc 2.34.
