@@ -98,6 +98,18 @@ unsafe impl GlobalAlloc for Allocator {
 mod tests {
     use super::*;
 
+    fn has(memory: *mut u8, value: u8) -> bool {
+        // SAFETY: taken, and written, by the test.
+        let bytes = unsafe { std::slice::from_raw_parts(memory, SIZE) };
+        bytes.iter().all(|&byte| byte == value)
+    }
+
+    fn give_back(memory: *mut u8, size: usize) {
+        let layout = Layout::from_size_align(size, 64).unwrap();
+        // SAFETY: taken by the test, and so large.
+        unsafe { ALLOCATOR.dealloc(memory, layout) };
+    }
+
     #[test]
     fn pieces_are_taken_once_and_given_back() {
         let layout = Layout::from_size_align(SIZE, 64).unwrap();
@@ -109,21 +121,13 @@ mod tests {
             unsafe { memory.write_bytes(index as u8, SIZE) };
         }
         assert!(is_low() && take(layout).is_null());
-        for (index, &memory) in pieces.iter().enumerate() {
-            // SAFETY: taken and written above.
-            assert!((0..SIZE).all(|at| unsafe { memory.add(at).read() } == index as u8));
-        }
+        assert!(pieces.iter().enumerate().all(|(index, &memory)| has(memory, index as u8)));
         // SAFETY: taken above, and moved by that.
         let moved = unsafe { ALLOCATOR.realloc(pieces[7], layout, 2 * SIZE) };
-        assert!(piece(moved).is_none());
-        // SAFETY: moved there.
-        assert!((0..SIZE).all(|at| unsafe { moved.add(at).read() } == 7));
+        assert!(piece(moved).is_none() && has(moved, 7));
         assert_eq!(take(layout), pieces[7]);
-        // SAFETY: taken above, each once.
-        unsafe {
-            ALLOCATOR.dealloc(moved, Layout::from_size_align(2 * SIZE, 64).unwrap());
-            pieces.into_iter().for_each(|memory| ALLOCATOR.dealloc(memory, layout));
-        }
+        give_back(moved, 2 * SIZE);
+        pieces.into_iter().for_each(|memory| give_back(memory, SIZE));
         assert_eq!(TAKEN.load(Ordering::Relaxed), 0);
         assert!(take(Layout::from_size_align(SIZE + 1, 1).unwrap()).is_null());
         assert!(take(Layout::from_size_align(1, 128).unwrap()).is_null());

@@ -1,6 +1,8 @@
 //! Connections that leave the library's sight: exec, SCM_RIGHTS, stdio, other listeners.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 use super::epoll_edges::{sends_over_tcp_and_looks, with_bytes_on_tcp, with_bytes_put_aside};
 use super::peers::{
@@ -315,7 +317,7 @@ fn shuts_down(side: &Side) {
                 let has_ended = || quietly(|| calls::recv(fd, 100, libc::MSG_DONTWAIT)) == Ok(vec![]);
                 let reading = scope.spawn(move || while !has_ended() {});
                 side.sync("both");
-                spin(chance % 12 * 10);
+                go_on_at_the_same_moment_and(chance * 7 % 120);
                 calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
                 assert_eq!(calls::send(fd, b"x", libc::MSG_NOSIGNAL), Err(Errno::EPIPE));
                 side.sync("ended");
@@ -335,7 +337,7 @@ fn splices(side: &Side) {
         quietly(|| {
             calls::write(writing, b"s").expect("write");
             side.sync("both");
-            spin(chance % 7 * 10);
+            go_on_at_the_same_moment_and(chance * 11 % 60);
             assert_eq!(calls::splice(reading, fd, 1), Ok(1));
             assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
             side.sync("ended");
@@ -344,11 +346,12 @@ fn splices(side: &Side) {
     }
 }
 
-fn spin(micros: u64) {
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_micros(micros) {
-        std::hint::spin_loop();
-    }
+/// Goes on so many microseconds after a moment that is the same for both sides, if they come here at nearly the same time.
+fn go_on_at_the_same_moment_and(micros: u64) {
+    let now = || Duration::try_from(clock_gettime(ClockId::Monotonic)).expect("it is behind the boot");
+    let moment = Duration::from_millis(now().as_millis() as u64 + 2) + Duration::from_micros(micros);
+    // Others need the processors.
+    std::thread::sleep(moment.saturating_sub(now()));
 }
 
 fn passes_two(side: &Side) {

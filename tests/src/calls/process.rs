@@ -447,24 +447,26 @@ pub fn forbid(call: libc::c_long, arguments: &[(u32, u32)], errno: Errno) {
 
 /// Asks for an io_uring nowhere, and for sandboxes without a filter, as libraries do that want to know what the kernel knows.
 pub fn ask_for_what_is_refused() {
-    let filter = libc::SECCOMP_MODE_FILTER;
-    let no_filter = std::ptr::null::<c_void>();
-    let ask = |call: &str, ret: libc::c_long| {
-        let _ = super::transcript::noted_number(Errno::check(ret as isize), || call.to_owned());
-        assert_eq!(ret, -1, "{call}");
-    };
-    // SAFETY: the kernel refuses a null pointer.
-    unsafe {
-        ask("io_uring_setup(8, null)", libc::syscall(libc::SYS_io_uring_setup, 8, no_filter));
-        let set = libc::SECCOMP_SET_MODE_FILTER;
-        ask("seccomp(filter, 0, null)", libc::syscall(libc::SYS_seccomp, set, 0, no_filter));
-        let synchronous = libc::SECCOMP_FILTER_FLAG_TSYNC;
-        ask("seccomp(filter, TSYNC, null)", libc::syscall(libc::SYS_seccomp, set, synchronous, no_filter));
-        ask(
-            "prctl(PR_SET_SECCOMP, filter, null)",
-            libc::prctl(libc::PR_SET_SECCOMP, filter, no_filter).into(),
-        );
+    let nowhere = std::ptr::null::<c_void>();
+    let (set, filter) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_MODE_FILTER);
+    refused("io_uring_setup(8, null)", || {
+        // SAFETY: the kernel refuses a null pointer.
+        unsafe { libc::syscall(libc::SYS_io_uring_setup, 8, nowhere) }
+    });
+    for flags in [0, libc::SECCOMP_FILTER_FLAG_TSYNC] {
+        // SAFETY: as above.
+        refused("seccomp(filter, null)", || unsafe { libc::syscall(libc::SYS_seccomp, set, flags, nowhere) });
     }
+    refused("prctl(PR_SET_SECCOMP, filter, null)", || {
+        // SAFETY: as above.
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, filter, nowhere) }.into()
+    });
+}
+
+fn refused(name: &str, call: impl FnOnce() -> libc::c_long) {
+    let ret = call();
+    let outcome = super::transcript::noted_number(Errno::check(ret as isize), || name.to_owned());
+    assert!(outcome.is_err(), "{name}");
 }
 
 /// unshare(2) with `CLONE_FILES`: this thread has descriptors of its own from now on.
