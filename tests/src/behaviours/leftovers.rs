@@ -34,8 +34,11 @@ const ASLEEP: &[(&str, &str)] = &[("THALLUS_SPIN_US", "0")];
 const SEED: u64 = 61;
 /// Calls at each end, by which the connection leaves the kernel's socket.
 const ROUNDS: u64 = 40;
-/// Bytes that a writer that reads nothing sends in the end.
+/// Bytes that follow many splices.
 const MUCH: u64 = 4 << 20;
+/// Bytes that a writer that reads nothing sends in the end: more than the kernel's buffers of a connection whose peer does not read: the sender's grows to 4 MiB (`tcp_wmem`), at once where earlier
+/// connections have been fast (`tcp_metrics`).
+const TOO_MUCH: u64 = 16 << 20;
 
 /// More than a reader's kernel takes at first, and less than a sender's does.
 fn leftover(side: &Side) -> usize {
@@ -104,8 +107,8 @@ fn writes_much(side: &Side, events: libc::c_int) {
     speaks(side, fd, || drop(quietly(|| calls::epoll_wait(set, 4, 0))));
     let mut pattern = Pattern::new(SEED + 1);
     let mut is_full = false;
-    while pattern.position() < MUCH {
-        let data = pattern.take((MUCH - pattern.position()).min(65536) as usize);
+    while pattern.position() < TOO_MUCH {
+        let data = pattern.take((TOO_MUCH - pattern.position()).min(65536) as usize);
         match quietly(|| calls::send(fd, &data, libc::MSG_NOSIGNAL)) {
             Ok(sent) => pattern.put_back(data.len() - sent),
             Err(error) => {
