@@ -10,9 +10,9 @@ static ALLOCATOR: Allocator = Allocator;
 
 struct Allocator;
 
-/// Of pieces.
+/// How many pieces there are.
 const COUNT: usize = 16;
-/// Bytes of each.
+/// Bytes of a piece.
 const SIZE: usize = 4096;
 
 #[repr(align(64))]
@@ -61,6 +61,20 @@ unsafe impl GlobalAlloc for Allocator {
         // SAFETY: as the caller says.
         let memory = unsafe { System.alloc(layout) };
         if memory.is_null() { take(layout) } else { memory }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as the caller says.
+        let memory = unsafe { System.alloc_zeroed(layout) };
+        if !memory.is_null() {
+            return memory;
+        }
+        let piece = take(layout);
+        if !piece.is_null() {
+            // SAFETY: it is as large, and nobody else's.
+            unsafe { piece.write_bytes(0, layout.size()) };
+        }
+        piece
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {

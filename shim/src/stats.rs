@@ -85,22 +85,12 @@ impl Totals {
         self.tcp_received += GONE_YOUNG.tcp_received.swap(0, Ordering::Relaxed);
     }
 
-    /// Adds the sums of others.
-    fn merge(&mut self, others: &Self) {
-        self.shm += others.shm;
-        self.verbs += others.verbs;
-        self.returned += others.returned;
-        for &(reason, count) in &others.reasons {
-            self.add_reasons(reason, count);
-        }
-        self.ring_sent += others.ring_sent;
-        self.ring_received += others.ring_received;
-        self.tcp_sent += others.tcp_sent;
-        self.tcp_received += others.tcp_received;
-        self.doorbells += others.doorbells;
-        self.chimes += others.chimes;
-        self.sleeps += others.sleeps;
-        self.spin_hits += others.spin_hits;
+    /// One that is young, and open.
+    fn add_young(&mut self, young: Young, fd: i32) {
+        let (sent, received) = young.bytes(fd);
+        self.add_reasons(young.reason(), 1);
+        self.tcp_sent += sent;
+        self.tcp_received += received;
     }
 
     fn add_reasons(&mut self, reason: Reason, more: u64) {
@@ -242,33 +232,15 @@ pub(crate) fn has_connections() -> bool {
     gone || open || !GONE_YOUNG.is_empty()
 }
 
-/// A file that has been written.
-#[derive(Debug)]
-pub(crate) struct Told {
-    path: PathBuf,
-    /// The sums of connections that were gone.
-    gone: Totals,
-}
-
-/// The process goes on as the program that it was: what has been [written](write) is to be told when that ends.
-pub(crate) fn take_back(told: Told) {
-    let _uninterrupted = Uninterrupted::begin();
-    if let Some(mut totals) = table::patiently(&GONE)
-        && unlink(&told.path).is_ok()
-    {
-        totals.merge(&told.gone);
-    }
-}
-
-/// Writes the file, if one is wanted. Connections that are still open count where they are let go of last: here,
+/// Writes the file, if one is wanted, and gives its path back. Connections that are still open count where they are let go of last: here,
 /// unless another process has them, if this one `ends`. A second program in the same process (after exec) writes a
 /// second file.
-pub(crate) fn write(ends: bool) -> Option<Told> {
+pub(crate) fn write(ends: bool) -> Option<PathBuf> {
     let directory = directory().filter(|_| config::tells())?;
     let _uninterrupted = Uninterrupted::begin();
-    let mut totals = table::patiently(&GONE)?;
-    totals.add_gone_young();
-    let gone = totals.clone();
+    let mut gone = table::patiently(&GONE)?;
+    gone.add_gone_young();
+    let mut totals = gone.clone();
     if ends {
         table::let_go_of_all(|block| {
             if counts(block) {
@@ -284,24 +256,23 @@ pub(crate) fn write(ends: bool) -> Option<Told> {
     }
     table::for_each_young(|fd, young| {
         if table::counts(young, fd) {
-            GONE_YOUNG.add(young, fd);
+            totals.add_young(young, fd);
         }
     });
-    totals.add_gone_young();
+    drop(gone);
     let text = totals.to_json().to_string();
-    *totals = Totals::new();
-    drop(totals);
     let folder = Path::new(directory);
     let mut result = write_new(folder, text.as_bytes());
     if result == Err(Errno::MFILE) {
         result = beyond_the_limit(|| write_new(folder, text.as_bytes()));
     }
-    match result {
-        Ok(path) => Some(Told { path, gone }),
-        Err(errno) => {
-            log::warn!("no statistics in {}: {errno}", folder.display());
-            None
-        }
+    result.inspect_err(|errno| log::warn!("no statistics in {}: {errno}", folder.display())).ok()
+}
+
+/// The process goes on as the program that it was, which will tell all that has been [written](write).
+pub(crate) fn take_back(written: Option<PathBuf>) {
+    if let Some(path) = written {
+        let _ = unlink(&path);
     }
 }
 

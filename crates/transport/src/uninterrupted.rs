@@ -60,6 +60,7 @@ impl Uninterrupted {
 
     /// Begins a section that takes longer, in which signals that nobody handles go on being ignored: while this thread blocked them, the
     /// kernel would not ignore them (`sig_ignored` of kernel/signal.c), but wake another thread for them, whose sleep fails with `EINTR`.
+    /// A handler that another thread installs for one of them meanwhile may run in it.
     pub fn begin_ignoring() -> Self {
         Self::begin_but_for(|| {
             IGNORED_BY_DEFAULT.into_iter().filter(|&signal| is_ignored(signal)).map(bit).sum()

@@ -1,7 +1,5 @@
 //! fork, vfork, exec, posix_spawn, exit, and `syscall` itself.
 
-use std::ffi::CStr;
-
 use libc::{c_char, c_int, c_long, c_void, pid_t};
 use thallus_transport::buffers::may_be_of_program;
 use thallus_transport::reason::Reason;
@@ -131,48 +129,19 @@ pub unsafe extern "C" fn vfork() -> pid_t {
 
 pub(super) type Strings = *const *const c_char;
 
-/// What a function of exec(3) is told of the program.
-trait Program: Copy {
-    /// Whether there is surely none that this process may execute.
-    ///
-    /// # Safety
-    /// It is the program's own argument.
-    unsafe fn is_missing(self) -> bool;
-}
-
-impl Program for *const c_char {
-    unsafe fn is_missing(self) -> bool {
-        if !may_be_of_program(self.addr(), 1) {
-            return false;
-        }
-        // SAFETY: as the caller says.
-        let path = unsafe { CStr::from_ptr(self) };
-        // Without one libc may look for it in several folders.
-        path.to_bytes().contains(&b'/') && process::is_no_program(path)
-    }
-}
-
-/// A folder's descriptor, or the program's.
-impl Program for c_int {
-    unsafe fn is_missing(self) -> bool {
-        false
-    }
-}
-
 macro_rules! executes {
-    ($($name:ident($program:ident: $kind:ty $(, $arg:ident: $type:ty)*);)*) => {$(
+    ($($name:ident($($arg:ident: $type:ty),*) $(unless $nothing:ident($path:ident))?;)*) => {$(
         /// The function of that name in exec(3).
         ///
         /// # Safety
         /// As for that function.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($program: $kind $(, $arg: $type)*) -> c_int {
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
             guard(|| {
-                // SAFETY: the program's own argument.
-                let fails = unsafe { $program.is_missing() };
+                let fails = false $(|| process::$nothing($path))?;
                 let before = (!fails).then(process::before_exec);
                 // SAFETY: the program's own arguments.
-                let failed = unsafe { real::$name($program $(, $arg)*) };
+                let failed = unsafe { real::$name($($arg),*) };
                 if let Some(before) = before {
                     process::exec_failed(before);
                 }
@@ -183,8 +152,8 @@ macro_rules! executes {
 }
 
 executes! {
-    execve(path: *const c_char, arguments: Strings, environment: Strings);
-    execv(path: *const c_char, arguments: Strings);
+    execve(path: *const c_char, arguments: Strings, environment: Strings) unless is_nothing_at(path);
+    execv(path: *const c_char, arguments: Strings) unless is_nothing_at(path);
     execvp(path: *const c_char, arguments: Strings);
     execvpe(path: *const c_char, arguments: Strings, environment: Strings);
     fexecve(fd: c_int, arguments: Strings, environment: Strings);

@@ -4,11 +4,12 @@
 //! child runs in its parent's memory, so hooks must change nothing there ([`is_stranger`]).
 
 use std::cell::{Cell, UnsafeCell};
-use std::ffi::CStr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-use rustix::fs::{Access, AtFlags};
+use libc::c_char;
+use syscalls::{Sysno, syscall};
 use thallus_transport::arena::Block;
 use thallus_transport::connection::Connection;
 use thallus_transport::reason::Reason;
@@ -325,16 +326,20 @@ pub(crate) fn closes() {
     IS_TIDY.store(true, Ordering::Relaxed);
 }
 
-/// Whether there is nothing at `path` that this process may execute: to be asked before anything is done for it.
-pub(crate) fn is_no_program(path: &CStr) -> bool {
-    errno::keep(|| rustix::fs::accessat(rustix::fs::CWD, path, Access::EXEC_OK, AtFlags::EACCESS).is_err())
+/// Whether there is certainly nothing at `path`, which is the program's: to be asked before anything is done for what is there. Where a sandbox
+/// forbids the question, or the program may not be executed, exec itself tells.
+pub(crate) fn is_nothing_at(path: *const c_char) -> bool {
+    // SAFETY: the kernel reads the path, and says so if it can't.
+    let found = unsafe { syscall!(Sysno::faccessat, libc::AT_FDCWD, path, libc::F_OK) };
+    matches!(found, Err(syscalls::Errno::ENOENT | syscalls::Errno::ENOTDIR))
 }
 
 /// What was done for a program that was about to replace this one.
 #[derive(Debug, Default)]
 pub(crate) struct Preparations {
     let_go: Vec<&'static Block>,
-    told: Option<stats::Told>,
+    /// The statistics.
+    written: Option<PathBuf>,
 }
 
 /// A program is about to replace this one. A connection can be meant for it alone if nobody else has it, or if this process
@@ -354,8 +359,8 @@ pub(crate) fn before_exec() -> Preparations {
     }
     settle_fabrics(false);
     errno::keep(|| {
-        let told = if stats::has_connections() { stats::write(false) } else { None };
-        Preparations { let_go: let_go_of_those_that_close(), told }
+        let written = if stats::has_connections() { stats::write(false) } else { None };
+        Preparations { let_go: let_go_of_those_that_close(), written }
     })
 }
 
@@ -389,9 +394,7 @@ pub(crate) fn exec_failed(before: Preparations) {
         for block in before.let_go {
             block.hold(process::id());
         }
-        if let Some(told) = before.told {
-            stats::take_back(told);
-        }
+        stats::take_back(before.written);
     });
 }
 
@@ -491,21 +494,20 @@ fn retire<T: PartialOrd + From<i8>>(reason: Reason, call: impl FnOnce() -> T) ->
         return call();
     }
     let deadline = Instant::now() + PATIENCE;
-    errno::keep(|| {
+    let written = errno::keep(|| {
         for fd in table::descriptors() {
             if table::is_connection(fd) && stream::settle_until(fd, reason, deadline) {
                 epoll::hand_over(fd);
                 table::let_go(fd);
             }
         }
-        if stats::has_connections() {
-            stats::write(false);
-        }
+        if stats::has_connections() { stats::write(false) } else { None }
     });
     config::suspend(true);
     let result = call();
     if result < T::from(0) {
         config::suspend(false);
+        errno::keep(|| stats::take_back(written));
     }
     result
 }

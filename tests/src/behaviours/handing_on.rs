@@ -1,9 +1,5 @@
 //! Connections that leave the library's sight: exec, SCM_RIGHTS, stdio, other listeners.
 
-use std::time::Duration;
-
-use rustix::time::{ClockId, clock_gettime};
-
 use super::epoll_edges::{sends_over_tcp_and_looks, with_bytes_on_tcp, with_bytes_put_aside};
 use super::peers::{
     MOMENTS, accept_for_a_moment, asks_to_the_end, connect_for_a_moment, demand, echo, request_echoes,
@@ -48,10 +44,6 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Returned(2)),
     Behaviour::whole("by_both_ends_at_once", serves_and_passes, asks_and_passes, Tally::Returned(CHANCES))
         .alone(&["passed-to-process"]),
-    Behaviour::whole("shut_down_as_a_thread_follows", shuts_down, splices, Tally::Returned(CHANCES))
-        .alone(&["unsupported-call"])
-        // What is spliced is not counted as sent.
-        .tally(Tally::Returned(CHANCES), Tally::Unknown),
     passed("to_another_process_with_unread_bytes", passed_unread, sends_before_it_is_passed)
         .tally(Tally::Unknown, Tally::Returned(1)),
     passed("to_another_process_with_a_bell_unread", passed_once_woken, wakes_and_asks)
@@ -304,54 +296,6 @@ fn asks_and_passes(side: &Side) {
         side.warm_up(fd);
         passes_for_a_moment(side, fd);
     }
-}
-
-/// The end that one thread makes of its stream, while another that reads takes the connection back as the peer asks.
-fn shuts_down(side: &Side) {
-    let listener = side.listen();
-    for chance in 0..CHANCES {
-        let fd = quietly(|| side.accept(listener));
-        side.answer_warm_up(fd);
-        quietly(|| {
-            std::thread::scope(|scope| {
-                let has_ended = || quietly(|| calls::recv(fd, 100, libc::MSG_DONTWAIT)) == Ok(vec![]);
-                let reading = scope.spawn(move || while !has_ended() {});
-                side.sync("both");
-                go_on_at_the_same_moment_and(chance * 7 % 120);
-                calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
-                assert_eq!(calls::send(fd, b"x", libc::MSG_NOSIGNAL), Err(Errno::EPIPE));
-                side.sync("ended");
-                reading.join().expect("it ends with the stream");
-            });
-            calls::close(fd).expect("close");
-        });
-    }
-}
-
-fn splices(side: &Side) {
-    let destination = side.destination();
-    let (reading, writing) = calls::pipe().expect("pipe");
-    for chance in 0..CHANCES {
-        let fd = quietly(|| side.connect_to(destination));
-        side.warm_up(fd);
-        quietly(|| {
-            calls::write(writing, b"s").expect("write");
-            side.sync("both");
-            go_on_at_the_same_moment_and(chance * 11 % 60);
-            assert_eq!(calls::splice(reading, fd, 1), Ok(1));
-            assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
-            side.sync("ended");
-            calls::close(fd).expect("close");
-        });
-    }
-}
-
-/// Goes on so many microseconds after a moment that is the same for both sides, if they come here at nearly the same time.
-fn go_on_at_the_same_moment_and(micros: u64) {
-    let now = || Duration::try_from(clock_gettime(ClockId::Monotonic)).expect("it is behind the boot");
-    let moment = Duration::from_millis(now().as_millis() as u64 + 2) + Duration::from_micros(micros);
-    // Others need the processors.
-    std::thread::sleep(moment.saturating_sub(now()));
 }
 
 fn passes_two(side: &Side) {

@@ -98,6 +98,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("confined_server", echoes_confined, asks, Tally::Upgraded(1))
         .tally(Tally::Unknown, Tally::Upgraded(1))
         .needs_root(),
+    Behaviour::connected("waits_without_memory", waits_without_memory, echoes_on),
 ];
 
 fn accept_one(side: &Side) -> Fd {
@@ -389,4 +390,17 @@ fn asks_confined(side: &Side) {
 
 fn echoes_confined(side: &Side) {
     echoes_after(side, || calls::confine_to("/usr"));
+}
+
+fn waits_without_memory(_side: &Side, fd: Fd) {
+    request_echoes(fd, 10, 3000);
+    let set = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(set, fd, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+    say!("{:?}", calls::wait_without_memory(fd, set));
+    request_echoes(fd, 10, 3000);
+    calls::close(fd).expect("close");
+}
+
+fn echoes_on(_side: &Side, fd: Fd) {
+    say!("echoed {}", echo(fd));
 }

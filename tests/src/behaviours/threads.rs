@@ -2,6 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 use super::peers::{demand, echo, request_echoes, send_all, sends_on_demand, stop};
 use super::{Behaviour, Tally};
@@ -71,6 +74,10 @@ pub(super) const ALL: &[Behaviour] = &[
         connects_a_young_one_beside_a_reader,
         Tally::Total(2),
     ),
+    Behaviour::whole("shut_down_as_a_thread_follows", shuts_down, splices, Tally::Returned(CHANCES))
+        .alone(&["unsupported-call"])
+        // What is spliced is not counted as sent.
+        .tally(Tally::Returned(CHANCES), Tally::Unknown),
 ];
 
 const OWN: &[&str] = &["own-descriptors"];
@@ -585,4 +592,58 @@ fn unblocks(side: &Side, fd: Fd) {
     let total = receive_pattern_to_end(fd, &mut Pattern::new(23));
     say!("received {total}");
     side.sync("done");
+}
+
+/// Connections one after the other: at each both ends may be at any step when the other begins.
+const CHANCES: u64 = 100;
+
+/// The end that one thread makes of its stream, while another that reads takes the connection back as the peer asks.
+fn shuts_down(side: &Side) {
+    let listener = side.listen();
+    for chance in 0..CHANCES {
+        let fd = quietly(|| side.accept(listener));
+        side.answer_warm_up(fd);
+        quietly(|| {
+            std::thread::scope(|scope| {
+                let reading = scope.spawn(|| {
+                    let mut bytes = [0; 100];
+                    // As fast as may be: the moment is short in which it takes the connection back.
+                    quietly(|| while calls::recv_into(fd, &mut bytes, libc::MSG_DONTWAIT) != Ok(0) {});
+                });
+                side.sync("both");
+                go_on_at_the_same_moment_and(chance * 7 % 120);
+                calls::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+                assert_eq!(calls::send(fd, b"x", libc::MSG_NOSIGNAL), Err(Errno::EPIPE));
+                side.sync("ended");
+                reading.join().expect("it ends with the stream");
+            });
+            calls::close(fd).expect("close");
+        });
+    }
+}
+
+fn splices(side: &Side) {
+    let destination = side.destination();
+    let (reading, writing) = calls::pipe().expect("pipe");
+    for chance in 0..CHANCES {
+        let fd = quietly(|| side.connect_to(destination));
+        side.warm_up(fd);
+        quietly(|| {
+            calls::write(writing, b"s").expect("write");
+            side.sync("both");
+            go_on_at_the_same_moment_and(chance * 11 % 60);
+            assert_eq!(calls::splice(reading, fd, 1), Ok(1));
+            assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+            side.sync("ended");
+            calls::close(fd).expect("close");
+        });
+    }
+}
+
+/// Goes on so many microseconds after a moment that is the same for both sides, if they come here at nearly the same time.
+fn go_on_at_the_same_moment_and(micros: u64) {
+    let now = || Duration::try_from(clock_gettime(ClockId::Monotonic)).expect("it is behind the boot");
+    let moment = Duration::from_millis(now().as_millis() as u64 + 2) + Duration::from_micros(micros);
+    // Others need the processors.
+    std::thread::sleep(moment.saturating_sub(now()));
 }

@@ -13,7 +13,7 @@ use super::wire::{Arrival, Call, Command, Reply};
 use crate::calls::Family;
 use crate::harness::Stats;
 
-/// How long it may take to read what was sent.
+/// How long nothing may come of what was sent, and how long a wait for it may take to end.
 const DRAINED: Duration = Duration::from_secs(5);
 
 /// Rounds of warm-up after which both ends have left TCP.

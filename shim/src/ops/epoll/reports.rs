@@ -128,11 +128,10 @@ impl Members {
             // That of a socket which had the name before is not this one's. An end stays.
             let reported = reported & (!ENDS | ended);
             let end = if hidden { ended } else { 0 };
-            let tcp =
+            let observed =
                 connection.observe(member.io, reported | end) | connection.hangup(reported, member.events);
-            let echo = tcp;
-            let tcp = member.without_echo(tcp);
-            let is_echo = tcp != echo;
+            let tcp = member.without_echo(observed);
+            let is_echo = tcp != observed;
             let drained = connection.block.drained.load(Ordering::Relaxed) != before;
             let full = told.len() == most;
             if full {
