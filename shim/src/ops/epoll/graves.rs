@@ -96,6 +96,41 @@ impl Graves {
     }
 }
 
+/// Which reports of a one-shot registration that is on TCP have been taken for its by somebody else already: the kernel has been made to
+/// report it once more, because a thread had a report that may have been on what had its name before.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Doubt {
+    /// It has been made to since the program has asked.
+    is_renewed: bool,
+    /// The last look that had begun when the program asked anew, of one that had been renewed before: that look, and older ones, may have the
+    /// second report still, and the program has been told by the first.
+    until: Option<u64>,
+}
+
+impl Doubt {
+    /// The kernel is made to report it once more.
+    pub(super) fn renew(&mut self) {
+        self.is_renewed = true;
+    }
+
+    /// Whether it has been since the program has asked.
+    pub(super) fn is_renewed(&self) -> bool {
+        self.is_renewed
+    }
+
+    /// The program asks anew. `rests`: as for [`Graves::end`].
+    pub(super) fn asked(&mut self, graves: &Graves, rests: bool) {
+        let is_held = |until| rests || graves.lookers.iter().any(|&look| look <= until);
+        self.until = (self.is_renewed || self.until.is_some_and(is_held)).then_some(graves.clock);
+        self.is_renewed = false;
+    }
+
+    /// Whether a report for which the kernel was asked in this `look`, or nobody knows when, may be such a one.
+    pub(super) fn is_on(&self, look: Option<u64>) -> bool {
+        self.until.is_some_and(|until| look.is_none_or(|look| look <= until))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,6 +167,29 @@ mod tests {
         graves.bury(1, false);
         graves.reuse(1, false);
         assert!(!graves.are_mixed(1, Some(look)));
+    }
+
+    #[test]
+    fn what_has_been_renewed_is_in_doubt_until_older_looks_have_ended() {
+        let (mut graves, mut doubt) = (Graves::default(), Doubt::default());
+        let old = graves.begin();
+        doubt.asked(&graves, false);
+        assert!(!doubt.is_on(Some(old)) && !doubt.is_on(None), "the kernel reports it once");
+        doubt.renew();
+        assert!(doubt.is_renewed());
+        doubt.asked(&graves, false);
+        let new = graves.begin();
+        assert!(!doubt.is_renewed());
+        assert_eq!([Some(old), Some(new), None].map(|look| doubt.is_on(look)), [true, false, true]);
+        // The old look may have it through any number of turns.
+        doubt.asked(&graves, false);
+        assert_eq!([Some(old), Some(new)].map(|look| doubt.is_on(look)), [true, true]);
+        graves.end(old, false);
+        doubt.asked(&graves, true);
+        assert!(doubt.is_on(None), "somebody rests");
+        graves.end(new, false);
+        doubt.asked(&graves, false);
+        assert!(!doubt.is_on(None));
     }
 
     #[test]

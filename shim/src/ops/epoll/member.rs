@@ -10,6 +10,7 @@ use thallus_transport::control::Wakes;
 use thallus_transport::ready::{Glimpse, bit};
 use thallus_transport::tcp;
 
+use super::graves::Doubt;
 use super::waiting::ready_in_kernel;
 use crate::table::Slot;
 
@@ -62,8 +63,8 @@ pub(super) struct Member {
     pub(super) kernel: (u32, u64),
     /// The kernel is to look once more, even if nothing changes for it: the program has asked anew, and there may be bytes on TCP.
     pub(super) is_stale: bool,
-    /// It has been made to, since the program has asked, of one that is on TCP: a one-shot registration may be reported twice.
-    pub(super) is_renewed: bool,
+    /// Whether it may be reported twice, while it is on TCP.
+    pub(super) doubt: Doubt,
     /// The wait that reported it last.
     pub(super) round: u32,
     /// When a look began that reported it, beside others ([`thallus_transport::arrival::now`]).
@@ -134,7 +135,7 @@ impl Member {
             echoes: false,
             kernel: (events, data),
             is_stale: false,
-            is_renewed: false,
+            doubt: Doubt::default(),
             round: 0,
             reported_at: 0,
             held: 0,
@@ -158,7 +159,7 @@ impl Member {
         (self.events, self.data) = (events, data);
         (self.spent, self.deleted, self.seen, self.idle_sleeps, self.held) = (false, false, None, 0, 0);
         (self.kicked_at, self.told, self.told_the_end) = (None, None, None);
-        (self.is_renewed, self.echoes) = (false, false);
+        self.echoes = false;
     }
 
     /// The connection left TCP. What came over TCP the kernel has reported, or still will; nothing has come

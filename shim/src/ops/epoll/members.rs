@@ -278,6 +278,7 @@ impl Members {
         let Some(member) = self.by_fd.get_mut(&fd) else { return };
         let before = std::mem::replace(&mut member.kernel, (events, data)).1;
         member.ask(events, data);
+        member.doubt.asked(&self.graves, set.has_resting());
         if events & ONESHOT != 0 {
             set.one_shots.store(true, Ordering::SeqCst);
         }

@@ -106,15 +106,18 @@ impl Members {
             let Some(member) = self.by_fd.get_mut(&fd) else { continue };
             known &= member.active;
             if !member.active {
-                if is_mixed {
+                let is_doubtful = only && !others && member.doubt.is_on(besides.look);
+                is_old |= is_doubtful;
+                if is_mixed || is_doubtful {
                     if !member.spent {
-                        (member.is_stale, member.is_renewed) = (true, true);
+                        member.is_stale = true;
+                        member.doubt.renew();
                         self.sync(set, fd);
                     }
                     continue;
                 }
                 // Somebody has been told, and the kernel has been made to report it twice.
-                is_old |= only && !others && member.spent && member.is_renewed;
+                is_old |= only && !others && member.spent && member.doubt.is_renewed();
                 // The kernel has disabled it: known when it leaves TCP.
                 member.spent |= only && member.events & ONESHOT != 0;
                 continue;
