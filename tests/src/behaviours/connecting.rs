@@ -24,6 +24,12 @@ pub(super) const ALL: &[Behaviour] = &[
         connects_a_registered_copy,
         Tally::Upgraded(1),
     ),
+    Behaviour::whole(
+        "reported_once_before_it_connects",
+        echoes_one,
+        connects_what_has_been_reported,
+        Tally::Upgraded(1),
+    ),
     Behaviour::whole("connect_twice", echoes_one, connects_twice, Tally::Upgraded(1)),
     Behaviour::whole("connect_refused", nobody_listens, is_refused, Tally::Upgraded(0)),
     Behaviour::whole("connect_refused_then_accepted", listens_late, is_refused_first, Tally::Upgraded(1)),
@@ -278,6 +284,27 @@ fn connects_what_is_registered(side: &Side) {
     assert_eq!(calls::connect(fd, destination), Err(Errno::EINPROGRESS));
     asks_by_events(epfd, fd, 2);
     assert_eq!(quietly(|| calls::epoll_wait(other, 4, 0)).map(|ready| ready.len()), Ok(0));
+}
+
+/// A one-shot registration that has told of the hang-up of what is not connected tells nothing more until it is asked for more.
+fn connects_what_has_been_reported(side: &Side) {
+    let destination = side.destination();
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    let fd = calls::stream_socket(side.family, 0).expect("socket");
+    let once = EPOLLIN | libc::EPOLLONESHOT;
+    calls::epoll_add(epfd, fd, once, 1).expect("EPOLL_CTL_ADD");
+    assert_eq!(calls::epoll_wait(epfd, 4, -1).map(|ready| ready.len()), Ok(1));
+    calls::connect(fd, destination).expect("connect");
+    for round in 0..30u64 {
+        assert_eq!(calls::send(fd, &round.to_be_bytes(), 0), Ok(8));
+        await_readable(fd);
+        assert_eq!(quietly(|| calls::epoll_wait(epfd, 4, 0)).map(|ready| ready.len()), Ok(0));
+        assert_eq!(receive_exactly(fd, 8), round.to_be_bytes());
+    }
+    calls::epoll_modify(epfd, fd, once, 2).expect("EPOLL_CTL_MOD");
+    assert_eq!(calls::send(fd, b"more", 0), Ok(4));
+    assert_eq!(calls::epoll_wait(epfd, 4, -1).map(|ready| ready.len()), Ok(1));
+    assert_eq!(receive_exactly(fd, 4), b"more");
 }
 
 fn connects_a_registered_copy(side: &Side) {

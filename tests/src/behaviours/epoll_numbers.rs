@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
-use libc::{EPOLLIN, EPOLLONESHOT};
+use libc::{EPOLLIN, EPOLLONESHOT, SO_RCVLOWAT, SOL_SOCKET};
 
 use super::peers::{demand, sends_on_demand, stop};
 use super::{Behaviour, Tally};
@@ -21,6 +21,13 @@ pub(super) const ALL: &[Behaviour] = &[
         many_short_lived_clients,
         Tally::AtLeast(CLIENTS * VISITS / 4, CLIENTS * VISITS),
     ),
+    Behaviour::whole(
+        "names_of_one_shots_used_again_on_tcp",
+        serves_by_names,
+        some_of_many_on_tcp,
+        Tally::Total(CLIENTS * VISITS),
+    )
+    .alone(&["rcvlowat"]),
 ];
 
 /// A registration whose number has been closed, and whose connection has another, is none of the connection that gets the number.
@@ -170,11 +177,25 @@ fn serves_by_names(side: &Side) {
 }
 
 fn many_short_lived_clients(side: &Side) {
+    visit_often(side, false);
+}
+
+fn some_of_many_on_tcp(side: &Side) {
+    visit_often(side, true);
+}
+
+/// Connections of many clients, one after the other; every other one stays on TCP, if `some_stay`.
+fn visit_often(side: &Side, some_stay: bool) {
     let destination = side.destination();
     let visits = |client: u64| {
         quietly(|| {
             for visit in 0..VISITS {
                 let fd = side.connect_to(destination);
+                if some_stay && visit % 2 == 0 {
+                    for threshold in [2, 1] {
+                        calls::set_option(fd, SOL_SOCKET, SO_RCVLOWAT, threshold).expect("SO_RCVLOWAT");
+                    }
+                }
                 for round in 0..5 + (visit * 7 + client * 11) % 40 {
                     let message = vec![b'a' + (round % 26) as u8; 1 + (round * 13 % 60) as usize];
                     assert_eq!(calls::send(fd, &message, 0), Ok(message.len()));

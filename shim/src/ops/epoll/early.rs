@@ -2,6 +2,8 @@
 //! young connections. The kernel does what the program asks, and the set keeps it, to make it a registration of the connection
 //! as soon as there is one that may leave TCP.
 
+use std::sync::atomic::Ordering;
+
 use libc::epoll_event;
 use rustix::fd::BorrowedFd;
 use thallus_transport::reason::Reason;
@@ -61,7 +63,7 @@ pub(super) fn control(
             members.remove_early(fd);
         }
         (_, Some((events, data))) => {
-            members.insert_early(set, fd, Early { events, data, generation: 0 });
+            members.insert_early(set, fd, Early { events, data, generation: 0, spent: false });
             let unconnected = table::watch_socket(fd);
             drop(members);
             if !unconnected {
@@ -111,7 +113,8 @@ pub(super) fn control_young(
     let result = kernel(asked.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut));
     match (operation, wanted) {
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some((events, data))) if result == 0 => {
-            members.insert_early(set, fd, Early { events, data, generation: young.generation() });
+            let generation = young.generation();
+            members.insert_early(set, fd, Early { events, data, generation, spent: false });
         }
         (libc::EPOLL_CTL_ADD, _) => young.unregister(fd, false),
         (libc::EPOLL_CTL_DEL, _) if result == 0 => {
@@ -190,13 +193,15 @@ fn adopt(set: &'static Set, fd: i32, generation: u32, slot: &'static Slot) -> Op
         return Some(false);
     };
     members.remove_early(fd);
-    let Early { events, data, .. } = early;
+    let Early { events, data, spent, .. } = early;
     // SAFETY: counted in.
     let connection = unsafe { slot.connection() };
     if events & EXCLUSIVE != 0 {
         connection.pin(fd, Reason::Exclusive);
     }
-    members.take_in(set, fd, Member::new(slot, fd, events, data, false));
+    let mut member = Member::new(slot, fd, events, data, false);
+    member.spent = spent;
+    members.take_in(set, fd, member);
     members.settle(set, fd);
     members.sync(set, fd);
     Some(true)
@@ -209,6 +214,9 @@ impl Members {
         self.make_way(set, early.data);
         self.graves.unbury(early.data);
         self.others.add(early.data, fd);
+        if early.events & ONESHOT != 0 {
+            set.one_shots.store(true, Ordering::SeqCst);
+        }
         self.early.insert(fd, early);
     }
 

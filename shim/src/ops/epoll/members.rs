@@ -123,6 +123,8 @@ pub(super) struct Early {
     pub(super) data: u64,
     /// Of the young connection; 0 for a socket.
     pub(super) generation: u32,
+    /// A one-shot registration of a socket that has been reported.
+    pub(super) spent: bool,
 }
 
 /// No descriptor, nor is what is less.

@@ -171,6 +171,12 @@ impl Members {
             self.settle(set, fd);
             self.sync(set, fd);
         }
+        if let (false, &[fd]) = (named_so, self.others.of(data))
+            && let Some(early) = self.early.get_mut(&fd)
+        {
+            // As above.
+            early.spent |= early.events & ONESHOT != 0;
+        }
         if stranger {
             // Nothing of ours explains the report: another descriptor has the same data, or it is stale.
             if told.is_empty() && !is_old && self.is_strange(set, event, known) {
