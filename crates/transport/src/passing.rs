@@ -182,7 +182,7 @@ impl Connection {
     }
 
     /// Notes that the application has been told of `errno`, as the kernel forgets an error that it has reported.
-    pub(crate) fn told(&self, errno: Errno) -> Errno {
+    pub fn told(&self, errno: Errno) -> Errno {
         if self.segment().is_some_and(|segment| self.reset(segment) == Some(errno)) {
             self.block.raise(flag::RESET_TOLD);
         }

@@ -453,4 +453,16 @@ impl Connection {
         }
         self.untold_reset(self.segment()?).map(|errno| self.told(errno))
     }
+
+    /// The reset that a read, or a write, which the kernel is about to serve is to tell of: the kernel has told this library.
+    pub fn reset_to_tell(&self, fd: i32, reads: bool) -> Option<Errno> {
+        let segment = self.segment()?;
+        self.look_for_error(fd);
+        let untold = if reads {
+            self.error_of_reads(segment).filter(|_| self.unread(fd) == Ok(0))
+        } else {
+            self.untold_reset(segment).filter(|_| !self.is_unix())
+        };
+        untold.map(|errno| self.told(errno))
+    }
 }

@@ -262,7 +262,7 @@ impl Connection {
     }
 
     /// The reset that a read is to report: after an orderly end there is none.
-    fn error_of_reads(&self, segment: &Segment) -> Option<Errno> {
+    pub(crate) fn error_of_reads(&self, segment: &Segment) -> Option<Errno> {
         self.untold_reset(segment).filter(|&errno| errno != Errno::PIPE)
     }
 

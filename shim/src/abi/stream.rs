@@ -475,15 +475,20 @@ pub unsafe extern "C" fn splice(
     // What splice says of descriptors that it can't serve; programs then read and write.
     let otherwise = Errno::INVAL;
     let settled = guard(|| {
-        let input = stream::settle(input, Reason::UnsupportedCall).then_some(()).ok_or(otherwise);
-        let both = input.and_then(|()| stream::settle_for_writing(out, Reason::UnsupportedCall, otherwise));
-        errno::count(both.map(|()| 0))
+        let first = stream::settle(input, Reason::UnsupportedCall).then_some(()).ok_or(otherwise);
+        let both = first.and_then(|()| stream::settle_for_writing(out, Reason::UnsupportedCall, otherwise));
+        let told = || if count > 0 { stream::tell_of_reset(input, out) } else { Ok(()) };
+        errno::count(both.and_then(|()| told()).map(|()| 0))
     });
     if settled != 0 {
         return settled;
     }
     // SAFETY: the program's own arguments.
-    unsafe { real::splice(input, offset_in, out, offset_out, count, flags) }
+    let result = unsafe { real::splice(input, offset_in, out, offset_out, count, flags) };
+    if result < 0 {
+        errno::keep(|| [input, out].map(|fd| stream::kernel_said(fd, errno::now())));
+    }
+    result
 }
 
 /// What glibc does when a fortified call would overflow its buffer.

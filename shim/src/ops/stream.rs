@@ -129,6 +129,27 @@ pub(crate) fn settle_for_writing(fd: i32, reason: Reason, otherwise: Errno) -> R
     Err(otherwise)
 }
 
+/// Fails with the reset of which a call that moves bytes from `input` to `out` is to tell before the kernel serves it.
+#[cold]
+pub(crate) fn tell_of_reset(input: i32, out: i32) -> Result<(), Errno> {
+    let reset =
+        |fd, reads| table::enter_adult(fd).and_then(|call| call.connection().reset_to_tell(fd, reads));
+    // SAFETY: the application named this descriptor for the duration of its call.
+    let has_bytes =
+        || tcp::unread(unsafe { rustix::fd::BorrowedFd::borrow_raw(input) }).is_ok_and(|count| count > 0);
+    let found =
+        errno::keep(|| reset(input, true).or_else(|| if has_bytes() { reset(out, false) } else { None }));
+    found.map_or(Ok(()), Err)
+}
+
+/// The kernel has served a call on `fd`, which failed with `errno`: of a reset it tells once.
+#[cold]
+pub(crate) fn kernel_said(fd: i32, errno: Errno) {
+    if let Some(call) = table::enter_adult(fd) {
+        call.connection().told(errno);
+    }
+}
+
 /// Whether there are bytes to read on a connection that has left the kernel's socket.
 #[cold]
 pub(crate) fn has_unread(fd: i32) -> bool {

@@ -23,6 +23,12 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("closed_by_the_deaf_when_the_other_was_back", is_deaf_and_closes, goes_back_from_it)
         .alone(&["unsupported-call"])
         .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("told_by_splice_to_it", closes_with_linger, splices::<true>)
+        .alone(&["unsupported-call"])
+        .tally(Tally::Upgraded(1), Tally::Total(1)),
+    Behaviour::connected("told_by_splice_from_it", closes_with_linger, splices::<false>)
+        .alone(&["unsupported-call"])
+        .tally(Tally::Upgraded(1), Tally::Total(1)),
 ];
 
 /// The left side is killed.
@@ -52,6 +58,27 @@ fn dies_with_linger<const HOW: u32>(side: &Side, fd: Fd) {
     side.sync("sent");
     side.sync("arrived");
     calls::kill_self();
+}
+
+fn closes_with_linger(side: &Side, fd: Fd) {
+    calls::set_linger(fd, 0).expect("SO_LINGER");
+    side.sync("linger");
+    calls::close(fd).expect("close");
+}
+
+/// The first call tells of the reset, whichever it is, and no other.
+fn splices<const TO_IT: bool>(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    let (output, input) = calls::pipe().expect("pipe");
+    calls::write(input, b"hello").expect("write");
+    side.sync("linger");
+    await_hangup(fd);
+    for _ in 0..2 {
+        let _ = if TO_IT { calls::splice(output, fd, 5) } else { calls::splice(fd, input, 5) };
+    }
+    let _ = calls::recv(fd, 10, 0);
+    let _ = calls::send(fd, b"late", 0);
+    say!("SIGPIPE {}", caught(libc::SIGPIPE));
 }
 
 /// By connect(2) to `AF_UNSPEC`, as .NET does to wake its threads.
