@@ -4,7 +4,6 @@ use libc::{c_int, c_uint, c_void, iovec, off_t, off64_t, size_t, sockaddr, sockl
 use rustix::io::Errno;
 use syscalls::Sysno;
 use thallus_transport::buffers::{MOST_BYTES, TOO_LONG, may_be_of_program};
-use thallus_transport::reason::Reason;
 use thallus_transport::unix;
 
 use super::{cancellable, guard};
@@ -472,21 +471,14 @@ pub unsafe extern "C" fn splice(
     count: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    // What splice says of descriptors that it can't serve; programs then read and write.
-    let otherwise = Errno::INVAL;
-    let settled = guard(|| {
-        let first = stream::settle(input, Reason::UnsupportedCall).then_some(()).ok_or(otherwise);
-        let both = first.and_then(|()| stream::settle_for_writing(out, Reason::UnsupportedCall, otherwise));
-        let told = || if count > 0 { stream::tell_of_reset(input, out) } else { Ok(()) };
-        errno::count(both.and_then(|()| told()).map(|()| 0))
-    });
+    let settled = guard(|| errno::count(stream::settle_for_moving(input, out, count).map(|()| 0)));
     if settled != 0 {
         return settled;
     }
     // SAFETY: the program's own arguments.
     let result = unsafe { real::splice(input, offset_in, out, offset_out, count, flags) };
     if result < 0 {
-        errno::keep(|| [input, out].map(|fd| stream::kernel_said(fd, errno::now())));
+        stream::kernel_said([input, out]);
     }
     result
 }

@@ -113,8 +113,7 @@ pub(crate) fn control_came(fd: i32) {
 
 /// Has the kernel serve a call that moves bytes to `fd` from now on. Fails with `EPIPE`, after `SIGPIPE`, if no write can be served any
 /// more, and with `otherwise` if the kernel can't serve any yet.
-#[cold]
-pub(crate) fn settle_for_writing(fd: i32, reason: Reason, otherwise: Errno) -> Result<(), Errno> {
+fn settle_for_writing(fd: i32, reason: Reason, otherwise: Errno) -> Result<(), Errno> {
     let says = |question: fn(&Connection, i32) -> bool| {
         table::enter_adult(fd).is_some_and(|call| question(call.connection(), fd))
     };
@@ -129,9 +128,21 @@ pub(crate) fn settle_for_writing(fd: i32, reason: Reason, otherwise: Errno) -> R
     Err(otherwise)
 }
 
-/// Fails with the reset of which a call that moves bytes from `input` to `out` is to tell before the kernel serves it.
+/// Has the kernel alone serve both descriptors, one of which is a pipe: it is about to move up to `count` bytes from `input` to `out`.
+/// Fails with `EINVAL`, what splice(2) and sendfile(2) say of descriptors that they can't serve, if it can't yet: programs then read and
+/// write. After the call comes [`kernel_said`], if it fails.
 #[cold]
-pub(crate) fn tell_of_reset(input: i32, out: i32) -> Result<(), Errno> {
+pub(crate) fn settle_for_moving(input: i32, out: i32, count: usize) -> Result<(), Errno> {
+    let (reason, otherwise) = (Reason::UnsupportedCall, Errno::INVAL);
+    if !settle(input, reason) {
+        return Err(otherwise);
+    }
+    settle_for_writing(out, reason, otherwise)?;
+    if count > 0 { tell_of_reset(input, out) } else { Ok(()) }
+}
+
+/// Fails with the reset of which a call that moves bytes from `input` to `out` is to tell before the kernel serves it.
+fn tell_of_reset(input: i32, out: i32) -> Result<(), Errno> {
     let reset =
         |fd, reads| table::enter_adult(fd).and_then(|call| call.connection().reset_to_tell(fd, reads));
     // SAFETY: the application named this descriptor for the duration of its call.
@@ -142,12 +153,15 @@ pub(crate) fn tell_of_reset(input: i32, out: i32) -> Result<(), Errno> {
     found.map_or(Ok(()), Err)
 }
 
-/// The kernel has served a call on `fd`, which failed with `errno`: of a reset it tells once.
+/// A call that the kernel has served between `fds` has failed: of a reset it tells once.
 #[cold]
-pub(crate) fn kernel_said(fd: i32, errno: Errno) {
-    if let Some(call) = table::enter_adult(fd) {
-        call.connection().told(errno);
-    }
+pub(crate) fn kernel_said(fds: [i32; 2]) {
+    let errno = errno::now();
+    errno::keep(|| {
+        for call in fds.into_iter().filter_map(table::enter_adult) {
+            call.connection().told(errno);
+        }
+    });
 }
 
 /// Whether there are bytes to read on a connection that has left the kernel's socket.
@@ -487,13 +501,15 @@ pub(crate) unsafe fn send_file(
     }
     let Some(call) = table::enter(out) else {
         // Into a pipe it sends from sockets, too, which have no offset (`do_sendfile` of fs/read_write.c).
-        if offset.is_null()
-            && out >= 0
-            && may_be_connection(input)
-            && is_pipe(out)
-            && !settle(input, Reason::UnsupportedCall)
-        {
-            return errno::count(Err(Errno::INVAL));
+        if offset.is_null() && out >= 0 && may_be_connection(input) && is_pipe(out) {
+            if let Err(errno) = settle_for_moving(input, out, count) {
+                return errno::count(Err(errno));
+            }
+            let result = kernel();
+            if result < 0 {
+                kernel_said([input, out]);
+            }
+            return result;
         }
         return kernel();
     };

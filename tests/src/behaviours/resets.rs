@@ -3,7 +3,7 @@
 
 use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp};
 use super::{Behaviour, Tally};
-use crate::calls::{self, End, Fd, caught, quietly};
+use crate::calls::{self, End, Fd, Outcome, caught, quietly};
 use crate::say;
 use crate::side::{ARRIVAL, Side, await_hangup, await_unread, receive_exactly, while_blocked};
 
@@ -23,12 +23,15 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("closed_by_the_deaf_when_the_other_was_back", is_deaf_and_closes, goes_back_from_it)
         .alone(&["unsupported-call"])
         .tally(Tally::Unknown, Tally::Returned(1)),
-    Behaviour::connected("told_by_splice_to_it", closes_with_linger, splices::<true>)
-        .alone(&["unsupported-call"])
-        .tally(Tally::Upgraded(1), Tally::Total(1)),
-    Behaviour::connected("told_by_splice_from_it", closes_with_linger, splices::<false>)
-        .alone(&["unsupported-call"])
-        .tally(Tally::Upgraded(1), Tally::Total(1)),
+    moved("told_by_splice_to_it", |side, fd| {
+        is_told_by(side, fd, |(output, _)| calls::splice(output, fd, 5));
+    }),
+    moved("told_by_splice_from_it", |side, fd| {
+        is_told_by(side, fd, |(_, input)| calls::splice(fd, input, 5))
+    }),
+    moved("told_by_sendfile_from_it", |side, fd| {
+        is_told_by(side, fd, |(_, input)| calls::sendfile(input, fd, 5));
+    }),
 ];
 
 /// The left side is killed.
@@ -43,6 +46,13 @@ const fn killed_server(name: &'static str, left: fn(&Side), right: fn(&Side)) ->
     Behaviour::whole(name, left, right, Tally::Upgraded(1))
         .tally(Tally::Unknown, Tally::Upgraded(1))
         .end(End::Signal(libc::SIGKILL), End::Exit(0))
+}
+
+/// The right side finds a reset as it moves bytes by the kernel.
+const fn moved(name: &'static str, right: fn(&Side, Fd)) -> Behaviour {
+    Behaviour::connected(name, closes_with_linger, right)
+        .alone(&["unsupported-call"])
+        .tally(Tally::Upgraded(1), Tally::Total(1))
 }
 
 fn dies_with_linger<const HOW: u32>(side: &Side, fd: Fd) {
@@ -67,14 +77,14 @@ fn closes_with_linger(side: &Side, fd: Fd) {
 }
 
 /// The first call tells of the reset, whichever it is, and no other.
-fn splices<const TO_IT: bool>(side: &Side, fd: Fd) {
+fn is_told_by(side: &Side, fd: Fd, moves: impl Fn((Fd, Fd)) -> Outcome<usize>) {
     calls::catch(libc::SIGPIPE, true);
-    let (output, input) = calls::pipe().expect("pipe");
-    calls::write(input, b"hello").expect("write");
+    let ends = calls::pipe().expect("pipe");
+    calls::write(ends.1, b"hello").expect("write");
     side.sync("linger");
     await_hangup(fd);
     for _ in 0..2 {
-        let _ = if TO_IT { calls::splice(output, fd, 5) } else { calls::splice(fd, input, 5) };
+        let _ = moves(ends);
     }
     let _ = calls::recv(fd, 10, 0);
     let _ = calls::send(fd, b"late", 0);
