@@ -257,6 +257,14 @@ pub fn age(opened_ns: u64) -> Duration {
     Duration::from_nanos(now_ns().saturating_sub(opened_ns))
 }
 
+/// How many connections have gone back to TCP, as far as this process has noticed ([`returns`]).
+static RETURNS: AtomicU32 = AtomicU32::new(0);
+
+/// Changes when a connection goes back to TCP by this process: its kernel has to tell by itself from then on what the program waits for.
+pub fn returns() -> u32 {
+    RETURNS.load(Ordering::SeqCst)
+}
+
 impl Block {
     /// Times a sleeping peer was woken, whichever way.
     pub fn bells(&self) -> u64 {
@@ -333,10 +341,11 @@ impl Block {
         }
     }
 
-    /// It is back on TCP. Why, if it was not the fabric or the peer, is noted afterwards.
+    /// It is back on TCP, as [`returns`] counts. Why, if it was not the fabric or the peer, is noted afterwards.
     pub fn come_back(&self) {
         self.note(Reason::Returned);
         self.raise(flag::RETURNED);
+        RETURNS.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Why the connection is on TCP; [`Reason::Short`] until something better is known.

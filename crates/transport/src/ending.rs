@@ -135,8 +135,7 @@ impl Connection {
         let incoming = segment.incoming();
         let unread = !incoming.is_empty() || self.side_length() > 0 || on_tcp;
         let reset = self.reset_at_end(segment, unread, abort);
-        if in_memory && reset != 0 && self.has_shut_both() {
-            // The kernel's FIN has been sent: only its reset would wake the peer.
+        if in_memory && reset != 0 && self.is_reset_by_kernel(segment) {
             tcp::set_linger(fd, Some(Duration::ZERO));
         }
         let hears = incoming.end() & end::CLOSED == 0;
@@ -212,6 +211,13 @@ impl Connection {
         self.block.has(flag::SHUT_WR) && segment.incoming().end() & end::FIN != 0
     }
 
+    /// Whether a reset that memory tells of is to be the kernel's, too: it then says itself that the connection is over (`ENOTCONN` of
+    /// getpeername(2), and whatever it alone can answer). Once its FIN has been sent nothing else would wake the peer. Not where it takes
+    /// bytes that are under way.
+    fn is_reset_by_kernel(&self, segment: &Segment) -> bool {
+        self.has_shut_both() || !self.is_unix() && !self.is_under_way(segment)
+    }
+
     fn has_shut_both(&self) -> bool {
         self.block.has(flag::SHUT_RD) && self.block.has(flag::SHUT_WR)
     }
@@ -247,7 +253,7 @@ impl Connection {
         let word = &segment.outgoing().rare.0.end;
         let reset = self.reset_at_end(segment, self.has_hidden_bytes(segment), false);
         word.fetch_or(end::LEAVES | reset, Ordering::SeqCst);
-        let by_kernel = || self.has_returned() || !segment.is_ready() || self.has_shut_both();
+        let by_kernel = || self.has_returned() || !segment.is_ready() || self.is_reset_by_kernel(segment);
         let peer_returned = || segment.incoming().end() & end::RETURN != 0 && !self.has_returned();
         let reset_loses = || !self.has_returned() && self.is_under_way(segment);
         if reset != 0 {

@@ -448,16 +448,26 @@ impl Connection {
     /// The pending error of `SO_ERROR`, cleared by telling. `kernel`: what the kernel has just told on the socket, which
     /// may be for bells alone.
     pub fn take_error(&self, fd: i32, kernel: Option<Errno>) -> Option<Errno> {
-        if let Some(errno) = kernel {
-            self.note_error(fd, errno);
+        match kernel {
+            Some(errno) => self.note_error(fd, errno),
+            None => self.look_for_death(fd),
         }
         self.untold_reset(self.segment()?).map(|errno| self.told(errno))
+    }
+
+    /// Nothing in memory tells of the peer's death; and of one that has gone back the kernel does.
+    fn look_for_death(&self, fd: i32) {
+        if !self.has_returned() {
+            self.peer_is_gone(fd);
+        }
     }
 
     /// The reset that a read, or a write, which the kernel is about to serve is to tell of: the kernel has told this library.
     pub fn reset_to_tell(&self, fd: i32, reads: bool) -> Option<Errno> {
         let segment = self.segment()?;
-        self.look_for_error(fd);
+        if !self.look_for_error(fd) {
+            self.look_for_death(fd);
+        }
         let untold = if reads {
             self.error_of_reads(segment).filter(|_| self.unread(fd) == Ok(0))
         } else {

@@ -134,23 +134,32 @@ fn settle_for_writing(fd: i32, reason: Reason, otherwise: Errno) -> Result<(), E
 #[cold]
 pub(crate) fn settle_for_moving(input: i32, out: i32, count: usize) -> Result<(), Errno> {
     let (reason, otherwise) = (Reason::UnsupportedCall, Errno::INVAL);
+    let tell = || if count > 0 { tell_of_reset(input, out) } else { Ok(()) };
+    // Of a reset it tells though bytes are unread that keep it from serving, and where that finds it.
+    tell()?;
     if !settle(input, reason) {
         return Err(otherwise);
     }
     settle_for_writing(out, reason, otherwise)?;
-    if count > 0 { tell_of_reset(input, out) } else { Ok(()) }
+    tell()
 }
 
 /// Fails with the reset of which a call that moves bytes from `input` to `out` is to tell before the kernel serves it.
 fn tell_of_reset(input: i32, out: i32) -> Result<(), Errno> {
-    let reset =
-        |fd, reads| table::enter_adult(fd).and_then(|call| call.connection().reset_to_tell(fd, reads));
+    let reset = |fd, reads| table::enter_adult(fd)?.connection().reset_to_tell(fd, reads);
     // SAFETY: the application named this descriptor for the duration of its call.
-    let has_bytes =
+    let moves =
         || tcp::unread(unsafe { rustix::fd::BorrowedFd::borrow_raw(input) }).is_ok_and(|count| count > 0);
-    let found =
-        errno::keep(|| reset(input, true).or_else(|| if has_bytes() { reset(out, false) } else { None }));
-    found.map_or(Ok(()), Err)
+    let of_writes = || if moves() { reset(out, false) } else { None };
+    match errno::keep(|| reset(input, true).or_else(of_writes)) {
+        None => Ok(()),
+        Some(errno) => {
+            if errno == Errno::PIPE {
+                raise_sigpipe();
+            }
+            Err(errno)
+        }
+    }
 }
 
 /// A call that the kernel has served between `fds` has failed: of a reset it tells once.

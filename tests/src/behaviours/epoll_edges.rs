@@ -29,6 +29,13 @@ pub(super) const ALL: &[Behaviour] = &[
         sends_over_tcp_and_is_ready,
         Tally::Upgraded(1),
     ),
+    Behaviour::connected(
+        "room_of_one_that_goes_back_and_never_sleeps",
+        asks_for_room_and_splices,
+        awaits_the_other,
+    )
+    .alone(&["unsupported-call"])
+    .tally(Tally::Returned(1), Tally::Total(1)),
     Behaviour::connected("room_for_two_sets", room_for_two_sets, drains_on_demand),
     Behaviour::connected("room_for_two_descriptors", room_for_two_descriptors, drains_on_demand),
     Behaviour::connected("the_sets_first_descriptor_is_closed", closes_first_descriptor, sends_on_demand),
@@ -142,6 +149,23 @@ pub(super) fn sends_over_tcp(side: &Side) -> Fd {
     send_all(fd, b"more");
     side.sync("sent");
     fd
+}
+
+/// Of room nobody has been told when the connection goes back to TCP, and no wait sleeps, before which the kernel would be asked for it.
+fn asks_for_room_and_splices(side: &Side, fd: Fd) {
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, EPOLLIN | EPOLLOUT | EPOLLET, 1).expect("EPOLL_CTL_ADD");
+    let (_, input) = calls::pipe().expect("pipe");
+    calls::set_nonblocking(fd, true).expect("F_SETFL");
+    assert_eq!(calls::splice(fd, input, 5), Err(Errno::EAGAIN));
+    for _ in 0..2 {
+        let _ = calls::epoll_wait(epfd, 4, 0);
+    }
+    side.sync("spliced");
+}
+
+fn awaits_the_other(side: &Side, _fd: Fd) {
+    side.sync("spliced");
 }
 
 pub(super) fn look_in_vain(fd: Fd) {

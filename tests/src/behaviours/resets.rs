@@ -5,7 +5,7 @@ use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp};
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Fd, Outcome, caught, quietly};
 use crate::say;
-use crate::side::{ARRIVAL, Side, await_hangup, await_unread, receive_exactly, while_blocked};
+use crate::side::{ARRIVAL, Side, await_end_of, await_hangup, await_unread, receive_exactly, while_blocked};
 
 pub(super) const ALL: &[Behaviour] = &[
     killed("killed_with_linger_zero", dies_with_linger::<0>, sees_how_it_ended),
@@ -23,6 +23,8 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("closed_by_the_deaf_when_the_other_was_back", is_deaf_and_closes, goes_back_from_it)
         .alone(&["unsupported-call"])
         .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected("closed_with_bytes_unread", closes_with_bytes_unread, is_over),
+    killed("killed_with_bytes_unread", dies_with_bytes_unread, asks_for_the_error),
     moved("told_by_splice_to_it", |side, fd| {
         is_told_by(side, fd, |(output, _)| calls::splice(output, fd, 5));
     }),
@@ -74,6 +76,43 @@ fn closes_with_linger(side: &Side, fd: Fd) {
     calls::set_linger(fd, 0).expect("SO_LINGER");
     side.sync("linger");
     calls::close(fd).expect("close");
+}
+
+fn closes_with_bytes_unread(side: &Side, fd: Fd) {
+    await_unread(fd, 6);
+    calls::close(fd).expect("close");
+    side.sync("closed");
+}
+
+/// The kernel itself knows that it is over, and tells whoever asks it.
+fn is_over(side: &Side, fd: Fd) {
+    calls::catch(libc::SIGPIPE, true);
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    side.sync("closed");
+    await_hangup(fd);
+    let address = quietly(|| calls::peer_address(fd));
+    say!("it has a peer: {}", address.is_ok());
+    for _ in 0..2 {
+        let _ = calls::recv(fd, 10, 0);
+    }
+    let _ = calls::send(fd, b"late", 0);
+    say!("SIGPIPE {}", caught(libc::SIGPIPE));
+}
+
+fn dies_with_bytes_unread(side: &Side, fd: Fd) {
+    await_unread(fd, 6);
+    side.tell(u64::from(std::process::id()));
+    calls::kill_self();
+}
+
+/// Nobody has looked at the connection since.
+fn asks_for_the_error(side: &Side, fd: Fd) {
+    assert_eq!(calls::send(fd, b"unread", 0), Ok(6));
+    await_end_of(side.told() as libc::pid_t);
+    for _ in 0..2 {
+        let _ = calls::pending_error(fd);
+    }
+    let _ = calls::recv(fd, 10, 0);
 }
 
 /// The first call tells of the reset, whichever it is, and no other.

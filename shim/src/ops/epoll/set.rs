@@ -45,6 +45,8 @@ pub(crate) struct Set {
     pub(super) wants_room: AtomicBool,
     /// When the kernel was last asked before memory ([`thallus_transport::arrival::now`]).
     pub(super) asked_at: AtomicU64,
+    /// [`returns`](thallus_transport::arena::returns) as of the last look for such among the hot registrations.
+    pub(super) returns: AtomicU32,
     /// Numbers the looks at memory: each reports a registration once.
     pub(super) rounds: AtomicU32,
     /// Where among the hot registrations the next short look begins.
@@ -191,6 +193,7 @@ impl Set {
             answers: AtomicU32::new(0),
             wants_room: AtomicBool::new(false),
             asked_at: AtomicU64::new(0),
+            returns: AtomicU32::new(0),
             rounds: AtomicU32::new(1),
             looked_at: AtomicUsize::new(0),
             patience: Patience::new(),

@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use smallvec::SmallVec;
+use thallus_transport::arena::returns;
 use thallus_transport::arming::{Arming, arm_registrations};
 use thallus_transport::arrival;
 use thallus_transport::control::Wakes;
@@ -272,6 +273,23 @@ impl Set {
             })
     }
 
+    /// Tells the kernel what the program asks for of hot registrations whose connections have gone back to TCP, as before a sleep: from then on
+    /// it alone knows what there is.
+    fn tell_returned(&'static self) {
+        let returns = returns();
+        if self.returns.load(Ordering::Relaxed) == returns {
+            return;
+        }
+        let Some(mut members) = self.lock() else { return };
+        self.returns.store(returns, Ordering::Relaxed);
+        let has_returned =
+            |fd: &i32| members.by_fd.get(fd).is_some_and(|member| member.connection().has_returned());
+        let returned: Vec<i32> = members.hot.iter().copied().filter(has_returned).collect();
+        for fd in returned {
+            members.sync(self, fd);
+        }
+    }
+
     /// Whether a hot registration has something to report.
     fn stirs(&'static self) -> bool {
         self.lock().is_none_or(|members| members.any_due(members.hot.iter()))
@@ -298,6 +316,7 @@ impl Set {
         events: &mut [epoll_event],
         round: u32,
     ) -> Result<(usize, bool), Errno> {
+        self.tell_returned();
         let look = self.looks();
         let mut turns = self.active.load(Ordering::Relaxed).min(PASSED_OVER);
         let mut anything = false;
