@@ -455,9 +455,10 @@ impl Connection {
         self.untold_reset(self.segment()?).map(|errno| self.told(errno))
     }
 
-    /// Nothing in memory tells of the peer's death; and of one that has gone back the kernel does.
+    /// Nothing in memory tells of the peer's death, as long as bytes are unread it does not matter, and of one that has gone back the kernel
+    /// tells.
     fn look_for_death(&self, fd: i32) {
-        if !self.has_returned() {
+        if !self.has_returned() && self.unread(fd) == Ok(0) {
             self.peer_is_gone(fd);
         }
     }

@@ -134,6 +134,10 @@ fn settle_for_writing(fd: i32, reason: Reason, otherwise: Errno) -> Result<(), E
 #[cold]
 pub(crate) fn settle_for_moving(input: i32, out: i32, count: usize) -> Result<(), Errno> {
     let (reason, otherwise) = (Reason::UnsupportedCall, Errno::INVAL);
+    if input < 0 || out < 0 {
+        // It refuses the call.
+        return Ok(());
+    }
     let tell = || if count > 0 { tell_of_reset(input, out) } else { Ok(()) };
     // Of a reset it tells though bytes are unread that keep it from serving, and where that finds it.
     tell()?;
@@ -146,12 +150,12 @@ pub(crate) fn settle_for_moving(input: i32, out: i32, count: usize) -> Result<()
 
 /// Fails with the reset of which a call that moves bytes from `input` to `out` is to tell before the kernel serves it.
 fn tell_of_reset(input: i32, out: i32) -> Result<(), Errno> {
-    let reset = |fd, reads| table::enter_adult(fd)?.connection().reset_to_tell(fd, reads);
-    // SAFETY: the application named this descriptor for the duration of its call.
-    let moves =
-        || tcp::unread(unsafe { rustix::fd::BorrowedFd::borrow_raw(input) }).is_ok_and(|count| count > 0);
-    let of_writes = || if moves() { reset(out, false) } else { None };
-    match errno::keep(|| reset(input, true).or_else(of_writes)) {
+    let moves = || {
+        // SAFETY: the application named this descriptor for the duration of its call.
+        let bytes = tcp::unread(unsafe { rustix::fd::BorrowedFd::borrow_raw(input) });
+        bytes.is_ok_and(|count| count > 0)
+    };
+    match errno::keep(|| reset_to_tell(input, true, || true).or_else(|| reset_to_tell(out, false, moves))) {
         None => Ok(()),
         Some(errno) => {
             if errno == Errno::PIPE {
@@ -160,6 +164,13 @@ fn tell_of_reset(input: i32, out: i32) -> Result<(), Errno> {
             Err(errno)
         }
     }
+}
+
+/// The reset of which a read, or a write, of `fd` is to tell that the kernel serves, if it `may`: what has never left TCP the kernel tells of.
+fn reset_to_tell(fd: i32, reads: bool, may: impl FnOnce() -> bool) -> Option<Errno> {
+    let call = table::enter_adult(fd)?;
+    let connection = call.connection();
+    connection.segment().filter(|_| may()).and_then(|_| connection.reset_to_tell(fd, reads))
 }
 
 /// A call that the kernel has served between `fds` has failed: of a reset it tells once.
@@ -276,8 +287,15 @@ pub(crate) unsafe fn transmit(
 ) -> isize {
     let kernel = || point(kernel).unwrap_or(-1);
     let flags = flags & !COMPATIBLE;
-    if flags & libc::MSG_OOB != 0 && !settle(fd, Reason::Oob) {
-        return errno::count(Err(Errno::OPNOTSUPP));
+    if flags & libc::MSG_OOB != 0 {
+        if let Some(errno) =
+            errno::keep(|| reset_to_tell(fd, false, || true)).filter(|&errno| errno != Errno::PIPE)
+        {
+            return errno::count(Err(errno));
+        }
+        if !settle(fd, Reason::Oob) {
+            return errno::count(Err(Errno::OPNOTSUPP));
+        }
     }
     if flags & libc::MSG_ZEROCOPY != 0 && table::is_connection(fd) && heeds_zerocopy(fd) {
         return transmit_without_copy(fd, length(list), kernel);

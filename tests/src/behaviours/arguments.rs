@@ -480,6 +480,8 @@ fn calls_on_none(side: &Side, fd: Fd) {
         assert_eq!(calls::sendfile_at(none, fd, None, 10), Err(Errno::EBADF));
         assert_eq!(calls::sendfile_at(none, none, None, 10), Err(Errno::EBADF));
     }
+    assert_eq!(calls::splice(-1, fd, 10), Err(Errno::EBADF));
+    assert_eq!(calls::splice(fd, -1, 10), Err(Errno::EBADF));
     stop(side);
 }
 

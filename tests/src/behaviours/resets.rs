@@ -34,6 +34,10 @@ pub(super) const ALL: &[Behaviour] = &[
     moved("told_by_sendfile_from_it", |side, fd| {
         is_told_by(side, fd, |(_, input)| calls::sendfile(input, fd, 5));
     }),
+    moved("told_before_urgent_data", |side, fd| {
+        is_told_by(side, fd, |_| calls::send(fd, b"!", libc::MSG_OOB))
+    })
+    .alone(&["oob", "unsupported-call"]),
 ];
 
 /// The left side is killed.
