@@ -463,17 +463,20 @@ impl Connection {
         }
     }
 
-    /// The reset that a read, or a write, which the kernel is about to serve is to tell of: the kernel has told this library.
-    pub fn reset_to_tell(&self, fd: i32, reads: bool) -> Option<Errno> {
+    /// What a read, or a write, says that the kernel is about to serve, if the connection has been reset: its kernel may not know yet, or
+    /// has told this library. A read that is told of the end receives nothing.
+    pub fn said_after_reset(&self, fd: i32, reads: bool) -> Option<Result<usize, Errno>> {
         let segment = self.segment()?;
         if !self.look_for_error(fd) {
             self.look_for_death(fd);
         }
-        let untold = if reads {
-            self.error_of_reads(segment).filter(|_| self.unread(fd) == Ok(0))
+        self.reset(segment)?;
+        if reads {
+            let untold = (self.unread(fd) == Ok(0)).then(|| self.error_of_reads(segment))?;
+            Some(untold.map_or(Ok(0), |errno| Err(self.told(errno))))
         } else {
-            self.untold_reset(segment).filter(|_| !self.is_unix())
-        };
-        untold.map(|errno| self.told(errno))
+            let refusal = (!self.is_unix()).then(|| self.refusal(segment))?;
+            Some(Err(self.told(refusal)))
+        }
     }
 }

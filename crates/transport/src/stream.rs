@@ -583,7 +583,7 @@ impl Connection {
     }
 
     /// The error of a write that can't be sent any more. A reset that it tells of is told; on `AF_UNIX` only reads tell of it.
-    fn refusal(&self, segment: &Segment) -> Errno {
+    pub(crate) fn refusal(&self, segment: &Segment) -> Errno {
         let untold = if self.is_unix() { None } else { self.untold_reset(segment) };
         untold.unwrap_or(Errno::PIPE)
     }

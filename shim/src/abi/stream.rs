@@ -471,9 +471,14 @@ pub unsafe extern "C" fn splice(
     count: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    let settled = guard(|| errno::count(stream::settle_for_moving(input, out, count).map(|()| 0)));
-    if settled != 0 {
-        return settled;
+    let mut served = true;
+    let said = guard(|| {
+        let said = stream::settle_for_moving(input, out, count);
+        served = said.is_none();
+        said.map_or(0, errno::count)
+    });
+    if !served || said != 0 {
+        return said;
     }
     // SAFETY: the program's own arguments.
     let result = unsafe { real::splice(input, offset_in, out, offset_out, count, flags) };

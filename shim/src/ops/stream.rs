@@ -128,49 +128,51 @@ fn settle_for_writing(fd: i32, reason: Reason, otherwise: Errno) -> Result<(), E
     Err(otherwise)
 }
 
-/// Has the kernel alone serve both descriptors, one of which is a pipe: it is about to move up to `count` bytes from `input` to `out`.
-/// Fails with `EINVAL`, what splice(2) and sendfile(2) say of descriptors that they can't serve, if it can't yet: programs then read and
-/// write. After the call comes [`kernel_said`], if it fails.
+/// Has the kernel alone serve both descriptors, one of which is a pipe: it is about to move up to `count` bytes from `input` to `out`. What the
+/// call says, if it is not to be made: `EINVAL`, what splice(2) and sendfile(2) say of descriptors that they can't serve, if the kernel can't
+/// yet (programs then read and write), or what comes of a reset. After the call comes [`kernel_said`], if it fails.
 #[cold]
-pub(crate) fn settle_for_moving(input: i32, out: i32, count: usize) -> Result<(), Errno> {
+pub(crate) fn settle_for_moving(input: i32, out: i32, count: usize) -> Option<Result<usize, Errno>> {
     let (reason, otherwise) = (Reason::UnsupportedCall, Errno::INVAL);
     if input < 0 || out < 0 {
         // It refuses the call.
-        return Ok(());
+        return None;
     }
-    let tell = || if count > 0 { tell_of_reset(input, out) } else { Ok(()) };
+    let said = || if count > 0 { moved_after_reset(input, out) } else { None };
     // Of a reset it tells though bytes are unread that keep it from serving, and where that finds it.
-    tell()?;
-    if !settle(input, reason) {
-        return Err(otherwise);
+    if let Some(said) = said() {
+        return Some(said);
     }
-    settle_for_writing(out, reason, otherwise)?;
-    tell()
+    if !settle(input, reason) {
+        return Some(Err(otherwise));
+    }
+    match settle_for_writing(out, reason, otherwise) {
+        Ok(()) => said(),
+        Err(errno) => Some(Err(errno)),
+    }
 }
 
-/// Fails with the reset of which a call that moves bytes from `input` to `out` is to tell before the kernel serves it.
-fn tell_of_reset(input: i32, out: i32) -> Result<(), Errno> {
+/// What a call that moves bytes from `input` to `out` says, if one of them has been reset.
+fn moved_after_reset(input: i32, out: i32) -> Option<Result<usize, Errno>> {
     let moves = || {
         // SAFETY: the application named this descriptor for the duration of its call.
         let bytes = tcp::unread(unsafe { rustix::fd::BorrowedFd::borrow_raw(input) });
         bytes.is_ok_and(|count| count > 0)
     };
-    match errno::keep(|| reset_to_tell(input, true, || true).or_else(|| reset_to_tell(out, false, moves))) {
-        None => Ok(()),
-        Some(errno) => {
-            if errno == Errno::PIPE {
-                raise_sigpipe();
-            }
-            Err(errno)
-        }
+    let said = errno::keep(|| {
+        said_after_reset(input, true, || true).or_else(|| said_after_reset(out, false, moves))
+    });
+    if said == Some(Err(Errno::PIPE)) {
+        raise_sigpipe();
     }
+    said
 }
 
-/// The reset of which a read, or a write, of `fd` is to tell that the kernel serves, if it `may`: what has never left TCP the kernel tells of.
-fn reset_to_tell(fd: i32, reads: bool, may: impl FnOnce() -> bool) -> Option<Errno> {
+/// [`Connection::said_after_reset`] of `fd`, if it `may` say so: what has never left TCP the kernel tells of.
+fn said_after_reset(fd: i32, reads: bool, may: impl FnOnce() -> bool) -> Option<Result<usize, Errno>> {
     let call = table::enter_adult(fd)?;
     let connection = call.connection();
-    connection.segment().filter(|_| may()).and_then(|_| connection.reset_to_tell(fd, reads))
+    connection.segment().filter(|_| may()).and_then(|_| connection.said_after_reset(fd, reads))
 }
 
 /// A call that the kernel has served between `fds` has failed: of a reset it tells once.
@@ -288,10 +290,11 @@ pub(crate) unsafe fn transmit(
     let kernel = || point(kernel).unwrap_or(-1);
     let flags = flags & !COMPATIBLE;
     if flags & libc::MSG_OOB != 0 {
-        if let Some(errno) =
-            errno::keep(|| reset_to_tell(fd, false, || true)).filter(|&errno| errno != Errno::PIPE)
-        {
-            return errno::count(Err(errno));
+        if let Some(said) = errno::keep(|| said_after_reset(fd, false, || true)) {
+            if said == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+                raise_sigpipe();
+            }
+            return errno::count(said);
         }
         if !settle(fd, Reason::Oob) {
             return errno::count(Err(Errno::OPNOTSUPP));
@@ -529,8 +532,8 @@ pub(crate) unsafe fn send_file(
     let Some(call) = table::enter(out) else {
         // Into a pipe it sends from sockets, too, which have no offset (`do_sendfile` of fs/read_write.c).
         if offset.is_null() && out >= 0 && may_be_connection(input) && is_pipe(out) {
-            if let Err(errno) = settle_for_moving(input, out, count) {
-                return errno::count(Err(errno));
+            if let Some(said) = settle_for_moving(input, out, count) {
+                return errno::count(said);
             }
             let result = kernel();
             if result < 0 {
