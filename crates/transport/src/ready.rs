@@ -463,20 +463,22 @@ impl Connection {
         }
     }
 
-    /// What a read, or a write, says that the kernel is about to serve, if the connection has been reset: its kernel may not know yet, or
-    /// has told this library. A read that is told of the end receives nothing.
+    /// What a read, or a write, says that the kernel is about to serve, if the connection has been reset, or of `AF_UNIX` the peer takes nothing
+    /// more: its kernel may not know yet, or has told this library. A read that is told of the end receives nothing.
     pub fn said_after_reset(&self, fd: i32, reads: bool) -> Option<Result<usize, Errno>> {
         let segment = self.segment()?;
         if !self.look_for_error(fd) {
             self.look_for_death(fd);
         }
-        self.reset(segment)?;
-        if reads {
-            let untold = (self.unread(fd) == Ok(0)).then(|| self.error_of_reads(segment))?;
-            Some(untold.map_or(Ok(0), |errno| Err(self.told(errno))))
-        } else {
-            let refusal = (!self.is_unix()).then(|| self.refusal(segment))?;
-            Some(Err(self.told(refusal)))
+        if !reads && self.is_unix() {
+            // Of a reset only reads tell.
+            return self.refuses_writes(fd).then_some(Err(Errno::PIPE));
         }
+        self.reset(segment)?;
+        if !reads {
+            return Some(Err(self.told(self.refusal(segment))));
+        }
+        let untold = (self.unread(fd) == Ok(0)).then(|| self.error_of_reads(segment))?;
+        Some(untold.map_or(Ok(0), |errno| Err(self.told(errno))))
     }
 }
