@@ -79,7 +79,7 @@ pub(super) const ALL: &[Behaviour] = &[
         .tally(Tally::Unknown, Tally::Upgraded(1)),
     Behaviour::whole("in_mid_stream", hands_on_in_mid_stream, streams_through, Tally::Unknown)
         .alone(&["passed-to-process", "inherited-by-exec"])
-        .tally(Tally::Unknown, Tally::AtLeast(RUNS / 4, RUNS)),
+        .tally(Tally::Unknown, Tally::AtLeast(RUNS / 2, RUNS)),
     Behaviour::whole("to_stdio", stdio, talks_in_lines, Tally::Total(1))
         .alone(&["stdio"])
         .tally(Tally::StayedOrUncounted, Tally::Stayed(1)),

@@ -16,7 +16,7 @@ use crate::side::{
 const RUNS: u64 = 40;
 
 /// Streams that run freely may be over before the other side has come to answer.
-const MOST: Tally = Tally::AtLeast(RUNS / 4, RUNS);
+const MOST: Tally = Tally::AtLeast(RUNS / 2, RUNS);
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("both_ways_with_slow_readers", slow_readers_server, slow_readers_client, MOST),
