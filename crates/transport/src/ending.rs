@@ -253,7 +253,7 @@ impl Connection {
         let word = &segment.outgoing().rare.0.end;
         let reset = self.reset_at_end(segment, self.has_hidden_bytes(segment), false);
         word.fetch_or(end::LEAVES | reset, Ordering::SeqCst);
-        let by_kernel = || self.has_returned() || !segment.is_ready() || self.is_reset_by_kernel(segment);
+        let by_kernel = || self.has_returned() || !segment.is_ready() || self.has_shut_both();
         let peer_returned = || segment.incoming().end() & end::RETURN != 0 && !self.has_returned();
         let reset_loses = || !self.has_returned() && self.is_under_way(segment);
         if reset != 0 {

@@ -455,8 +455,8 @@ impl Connection {
         self.untold_reset(self.segment()?).map(|errno| self.told(errno))
     }
 
-    /// Nothing in memory tells of the peer's death, as long as bytes are unread it does not matter, and of one that has gone back the kernel
-    /// tells.
+    /// Asks the kernel whether the peer has died, of which nothing in memory tells: once all that it sent has been read, and unless the
+    /// connection is the kernel's again.
     fn look_for_death(&self, fd: i32) {
         if !self.has_returned() && self.unread(fd) == Ok(0) {
             self.peer_is_gone(fd);

@@ -174,7 +174,7 @@ impl Members {
         if let (false, &[fd]) = (named_so, self.others.of(data))
             && let Some(early) = self.early.get_mut(&fd)
         {
-            // As above.
+            // The kernel has disabled it: known when it connects.
             early.spent |= early.events & ONESHOT != 0;
         }
         if stranger {
