@@ -1,6 +1,7 @@
 //! `thallus status`: the live processes that use the library, and what their connections do.
 
 pub(crate) mod scan;
+pub(crate) mod sockets;
 pub(crate) mod table;
 
 use std::collections::HashMap;
@@ -10,6 +11,8 @@ use anyhow::Context;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use thallus_transport::arena::{Block, Role, flag};
+
+use sockets::Sockets;
 
 /// Show live processes and where the bytes of their connections go
 ///
@@ -86,7 +89,7 @@ pub(crate) struct Connection {
 
 /// Prints the report. Fails if `/proc` can't be read or standard output can't be written.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let report = Report::now()?;
+    let report = Report::now(&mut Sockets::default())?;
     let text = if args.json {
         let mut text = serde_json::to_string_pretty(&report)?;
         text.push('\n');
@@ -98,9 +101,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Report {
-    /// Looks at all processes. Fails if `/proc` can't be read.
-    pub(crate) fn now() -> anyhow::Result<Self> {
-        Ok(report(&scan::scan().context("can't read /proc")?))
+    /// Looks at all processes, and at `sockets` for addresses that the library does not know. Fails if `/proc` can't be read.
+    pub(crate) fn now(sockets: &mut Sockets) -> anyhow::Result<Self> {
+        let mut report = report(&scan::scan().context("can't read /proc")?);
+        sockets.complete(&mut report.connections);
+        Ok(report)
     }
 }
 

@@ -19,6 +19,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 use crate::status::Report;
+use crate::status::sockets::Sockets;
 use rates::Snapshot;
 use state::State;
 
@@ -90,9 +91,10 @@ fn interval(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut state = State::new(args.sort, args.reverse, args.filter.clone());
     if args.once {
-        let before = Look::now()?;
+        let mut sockets = Sockets::default();
+        let before = Look::now(&mut sockets)?;
         thread::sleep(args.interval);
-        state.show(Look::now()?.since(&before));
+        state.show(Look::now(&mut sockets)?.since(&before));
         return crate::print(&if args.json { state.json()? } else { state.text() });
     }
     ensure!(stdout().is_terminal(), "standard output is no terminal: use --once");
@@ -140,8 +142,8 @@ struct Look {
 }
 
 impl Look {
-    fn now() -> anyhow::Result<Self> {
-        Ok(Self { report: Report::now()?, at: Instant::now() })
+    fn now(sockets: &mut Sockets) -> anyhow::Result<Self> {
+        Ok(Self { report: Report::now(sockets)?, at: Instant::now() })
     }
 
     fn since(&self, before: &Self) -> Snapshot {
@@ -155,7 +157,8 @@ fn watch(
     interval: Duration,
     signal: &AtomicI32,
 ) -> anyhow::Result<()> {
-    let mut last = Look::now()?;
+    let mut sockets = Sockets::default();
+    let mut last = Look::now(&mut sockets)?;
     // Something to see at once; the first rates are those since each connection began.
     state.show(Snapshot::first(&last.report));
     let mut is_drawn = false;
@@ -173,7 +176,7 @@ fn watch(
                 return Ok(());
             }
         } else if !is_drawn {
-            let look = Look::now()?;
+            let look = Look::now(&mut sockets)?;
             if !state.is_paused() {
                 state.show(look.since(&last));
             }

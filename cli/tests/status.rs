@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
-use rustix::io::{FdFlags, fcntl_setfd, pread, pwrite};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd, pread, pwrite};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use thallus_transport::arena::{BLOCKS, Block, CHUNK_BYTES, Chunk, MEMFD_NAME, Role, State, flag};
@@ -163,6 +164,49 @@ fn a_connection_over_tcp_is_shown_with_its_reason() {
     let mut connections = report["connections"].as_array().unwrap().iter();
     let unknown = connections.find(|end| end["pid"] == own_pid() && end["fd"] == 77).unwrap();
     assert_eq!((&unknown["local"], &unknown["peer"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
+fn addresses_that_the_library_has_not_asked_for_are_the_kernels() {
+    for host in ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"] {
+        let chunk = Chunk::create(Ok).unwrap();
+        let listener = TcpListener::bind(format!("{host}:0")).unwrap();
+        let client = high(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let server = high(listener.accept().unwrap().0);
+        let ends = [(&client, Role::Client), (&server, Role::Server)];
+        for (end, role) in ends {
+            chunk.allocate(role, own_pid(), fd(end), ago(0)).unwrap().pin(Reason::NotSelected);
+        }
+        // Not connected.
+        let listener = high(listener);
+        chunk.allocate(Role::Client, own_pid(), fd(&listener), ago(0)).unwrap();
+        let report = report();
+        let text =
+            |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port()).to_string();
+        for (end, _) in ends {
+            let local = text(end.local_addr().unwrap());
+            let found = at(&report, &local);
+            assert_eq!(found.len(), 1, "{report:#}");
+            assert_eq!(found[0]["peer"], text(end.peer_addr().unwrap()));
+            assert_eq!((&found[0]["fd"], &found[0]["reason"]), (&json!(fd(end)), &json!("not-selected")));
+        }
+        assert!(
+            at(&report, &text(listener.local_addr().unwrap())).iter().all(|end| end["fd"] != fd(&listener))
+        );
+
+        // One of the two has closed it, and has a copy.
+        chunk.allocate(Role::Client, own_pid(), fd(&client), ago(90)).unwrap();
+        assert!(at(&crate::report(), &text(client.local_addr().unwrap())).is_empty());
+    }
+}
+
+/// The socket by a number that no other test has its connections at.
+fn high<Socket: AsFd + From<OwnedFd>>(socket: Socket) -> Socket {
+    fcntl_dupfd_cloexec(&socket, 500).unwrap().into()
+}
+
+fn fd(socket: &impl AsRawFd) -> u32 {
+    socket.as_raw_fd().cast_unsigned()
 }
 
 #[test]

@@ -20,6 +20,7 @@
 mod ear;
 mod early;
 mod graves;
+mod kicker;
 mod member;
 mod members;
 mod reports;
@@ -38,7 +39,6 @@ use thallus_transport::process;
 use thallus_transport::reason::Reason;
 use thallus_transport::search::Waits;
 
-pub(crate) use self::ear::internal_fd;
 pub(crate) use self::early::{closed_young, connects, grown_up, unwatched};
 use self::member::{EXCLUSIVE, Member};
 use self::members::Members;
@@ -52,6 +52,11 @@ use crate::{errno, real};
 const BESIDE_EXCLUSIVE: u32 = EXCLUSIVE
     | (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP | libc::EPOLLET)
         as u32;
+
+/// The descriptors of this module, which may be a parent's.
+pub(crate) fn internal_fds() -> impl Iterator<Item = i32> {
+    [ear::internal_fd(), kicker::internal_fd()].into_iter().flatten()
+}
 
 /// The program made an epoll set.
 pub(crate) fn created(epfd: i32) {

@@ -102,7 +102,7 @@ pub(crate) fn internal_fds() -> Vec<i32> {
     all.extend(blocks::descriptors());
     all.extend(log::internal_fd());
     all.extend(thallus_transport::chime::internal_fds());
-    all.extend(crate::ops::epoll::internal_fd());
+    all.extend(crate::ops::epoll::internal_fds());
     all.extend(thallus_transport::verbs::device::internal_fds());
     for_each(|_, connection, _| all.extend(connection.internal_fds().into_iter().flatten()));
     for fd in descriptors() {

@@ -102,6 +102,8 @@ public class NetClient {
             writer.join();
         }
         check(Arrays.equals(Files.readAllBytes(to), content), "the file");
+        Files.delete(from);
+        Files.delete(to);
         System.out.println("file " + content.length);
     }
 

@@ -152,6 +152,6 @@ fn made(epfd: i32, claim: &Claim) -> Result<Descriptor, Errno> {
 }
 
 /// This module's descriptor, which may be a parent's.
-pub(crate) fn internal_fd() -> Option<i32> {
+pub(super) fn internal_fd() -> Option<i32> {
     Some(OUTER.load(Ordering::Relaxed)).filter(|&fd| fd >= 0)
 }

@@ -49,6 +49,10 @@ pub(super) struct Member {
     pub(super) inherited: bool,
     /// There is something to report that no bell announced: the kernel is made to report it.
     pub(super) kicked: bool,
+    /// The kernel can't be made to: [`Members::stuck`](super::members::Members::stuck).
+    pub(super) is_stuck: bool,
+    /// The kernel can be made to, for good: there was room on the socket, to which nothing is written any more but bells.
+    has_room_below: bool,
     /// What the kernel had received over TCP before it was made to report it, and as of which the program has been told: until more comes
     /// the kernel's reports are no edges, but for the changes of its mask.
     kicked_at: Option<u64>,
@@ -128,6 +132,8 @@ impl Member {
             deleted: false,
             inherited: false,
             kicked: false,
+            is_stuck: false,
+            has_room_below: false,
             kicked_at: None,
             told: None,
             told_the_end: None,
@@ -293,6 +299,19 @@ impl Member {
             self.kicked_at = self.received();
         }
         self.kicked = due;
+    }
+
+    /// Whether there is room on the socket, by which the kernel is made to report it. There may be none as long as the peer has not read what
+    /// was sent there.
+    pub(super) fn can_be_kicked(&mut self) -> bool {
+        let connection = self.connection();
+        let for_good = connection.kernel_interest(bit::WRITE) & bit::WRITE == 0 && !connection.has_returned();
+        if for_good && self.has_room_below {
+            return true;
+        }
+        let has_room = ready_in_kernel(self.io, PollFlags::OUT) != 0;
+        self.has_room_below = has_room && for_good;
+        has_room
     }
 
     /// What of a kernel report beyond memory, `tcp`, is no echo of one that the program has been told of.

@@ -13,6 +13,7 @@ use thallus_transport::ready::bit;
 use thallus_transport::uninterrupted::{Descriptor, Uninterrupted};
 
 use super::graves::Graves;
+use super::kicker;
 use super::member::{ET, Member, ONESHOT};
 use super::set::{Set, join, leave};
 use super::strangers::Strangers;
@@ -104,6 +105,12 @@ pub(super) struct Members {
     /// Descriptors that the kernel has with the same `epoll_data`: its reports name only that.
     by_data: Names,
     pub(super) hot: Vec<i32>,
+    /// Cold ones with something to report that the kernel can't be made to report by room on their sockets: each look finds them.
+    pub(super) stuck: Vec<i32>,
+    /// Their turn is before that of the hot ones, and behind it, by turns.
+    stuck_are_first: bool,
+    /// The number by which the [`kicker`] is in the kernel's set, so that it reports something while any are stuck.
+    kicker: Option<i32>,
     /// The last look at them found as many as it could take.
     pub(super) is_crowded: bool,
     /// Registrations whose connections have memory to give back, and when they are to be looked at.
@@ -202,9 +209,9 @@ impl Members {
         let Some(member) = self.by_fd.remove(&from) else { return };
         self.by_data.remove(member.kernel.1, from);
         self.by_data.add(member.kernel.1, to);
-        let hot = self.hot.iter_mut();
+        let looked_at = self.hot.iter_mut().chain(&mut self.stuck);
         let grown = self.grown.iter_mut().map(|(_, fd)| fd);
-        for fd in hot.chain(grown).filter(|fd| **fd == from) {
+        for fd in looked_at.chain(grown).filter(|fd| **fd == from) {
             *fd = to;
         }
         // In this order: who looks for all of a slot's finds one.
@@ -264,6 +271,9 @@ impl Members {
             member.slot.note_wait(member.connection());
         }
         member.disarm();
+        if member.is_stuck {
+            self.unstick(set, fd);
+        }
         if member.active {
             set.active.fetch_sub(1, Ordering::SeqCst);
         }
@@ -445,7 +455,84 @@ impl Members {
                 self.graves.reuse(wanted.1, set.one_shots.load(Ordering::SeqCst));
             }
         }
+        self.stick(set, fd);
         true
+    }
+
+    /// Notes whether `fd` is stuck, after the kernel has got what it should know.
+    fn stick(&mut self, set: &'static Set, fd: i32) {
+        let Some(member) = self.by_fd.get_mut(&fd).filter(|member| member.kicked || member.is_stuck) else {
+            return;
+        };
+        let sticks = member.kicked && !member.can_be_kicked();
+        match (sticks, std::mem::replace(&mut member.is_stuck, sticks)) {
+            (true, false) => {
+                self.stuck.push(fd);
+                self.kick(set);
+            }
+            (false, true) => self.unstick(set, fd),
+            _ => {}
+        }
+    }
+
+    fn unstick(&mut self, set: &'static Set, fd: i32) {
+        self.stuck.retain(|&stuck| stuck != fd);
+        if self.stuck.is_empty()
+            && let Some(kicker) = self.kicker.take()
+        {
+            kicker::remove(set.epfd.load(Ordering::Relaxed), kicker);
+        }
+    }
+
+    /// Has the kernel report the set, whoever waits for it. Without a descriptor for that only who waits from now on finds what is stuck.
+    fn kick(&mut self, set: &'static Set) {
+        if self.kicker.is_none() {
+            set.has_kicker.store(true, Ordering::SeqCst);
+            self.kicker = kicker::add(set.epfd.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Whether those that are stuck come before the hot ones in this look: else either could hide the others from who takes few events.
+    pub(super) fn is_turn_of_stuck(&mut self) -> bool {
+        if self.stuck.is_empty() {
+            return false;
+        }
+        self.stuck_are_first = !self.stuck_are_first;
+        self.stuck_are_first || self.hot.is_empty()
+    }
+
+    /// Reports what those have that are stuck, in wait number `round`. Returns how many events that are.
+    pub(super) fn report_stuck(
+        &mut self,
+        set: &'static Set,
+        events: &mut [epoll_event],
+        round: u32,
+    ) -> usize {
+        let mut count = 0;
+        for fd in Named::from(self.stuck.as_slice()) {
+            let (Some(event), Some(member)) = (events.get_mut(count), self.by_fd.get_mut(&fd)) else { break };
+            let bits = if member.kicked && member.round != round { member.report(0, round) } else { 0 };
+            if bits != 0 {
+                *event = epoll_event { events: bits, u64: member.data };
+                count += 1;
+                // Behind those that have not been.
+                self.stuck.retain(|&stuck| stuck != fd);
+                self.stuck.push(fd);
+            }
+            self.settle(set, fd);
+            self.sync(set, fd);
+        }
+        count
+    }
+
+    /// In a forked child, whose parent's the kernel's set is: nothing is stuck there that its own waits do not find.
+    pub(super) fn forked(&mut self) {
+        self.kicker = None;
+        for fd in std::mem::take(&mut self.stuck) {
+            if let Some(member) = self.by_fd.get_mut(&fd) {
+                (member.kicked, member.is_stuck) = (false, false);
+            }
+        }
     }
 }
 

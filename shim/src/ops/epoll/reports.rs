@@ -7,6 +7,7 @@ use rustix::event::PollFlags;
 use smallvec::SmallVec;
 use thallus_transport::ready::bit;
 
+use super::kicker;
 use super::member::ONESHOT;
 use super::members::Members;
 use super::set::Set;
@@ -46,7 +47,12 @@ impl Set {
         // What one report means beyond its own place, as far as there are places that the kernel has not filled.
         let mut more = SmallVec::<[epoll_event; 1]>::new();
         let mut besides = Besides { look, ..Besides::default() };
+        let mut kicked = false;
         for index in 0..count {
+            if events[index].u64 == kicker::name() {
+                kicked = true;
+                continue;
+            }
             let most = 1 + events.len() - count - more.len();
             let told = members.translate(self, events[index], round, later, most, &mut besides);
             let mut told = told.into_iter();
@@ -74,6 +80,10 @@ impl Set {
             } else if let Some(same) = events.iter_mut().find(|event| event.u64 == data) {
                 same.events |= bits;
             }
+        }
+        if kicked {
+            let count = members.report_stuck(self, &mut events[kept..], round);
+            (kept, own) = (kept + count, own + count);
         }
         (kept, own)
     }

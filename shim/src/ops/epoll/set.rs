@@ -25,6 +25,8 @@ pub(crate) struct Set {
     pub(super) life: AtomicU32,
     /// There are, or were, one-shot registrations.
     pub(super) one_shots: AtomicBool,
+    /// The kernel has, or had, the [`kicker`](super::kicker) in it.
+    pub(super) has_kicker: AtomicBool,
     /// Something may be in it that no hook has seen come.
     opaque: AtomicBool,
     /// Registrations that have left TCP.
@@ -110,7 +112,9 @@ impl std::ops::DerefMut for Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.set.is_vacant.store(self.by_fd.is_empty() && self.early.is_empty(), Ordering::Relaxed);
+        let is_vacant = self.by_fd.is_empty() && self.early.is_empty();
+        let has_kicker = self.set.has_kicker.load(Ordering::Relaxed);
+        self.set.is_vacant.store(is_vacant && !has_kicker, Ordering::Relaxed);
         self.set.takes_turn();
     }
 }
@@ -175,6 +179,7 @@ impl Set {
             set.nested.store(false, Ordering::SeqCst);
             set.awaited.store(false, Ordering::Relaxed);
             set.one_shots.store(false, Ordering::SeqCst);
+            set.has_kicker.store(false, Ordering::SeqCst);
             return Some(set);
         }
         let set: &'static Self = Box::leak(Box::new(Self {
@@ -183,6 +188,7 @@ impl Set {
             descriptors: AtomicU32::new(1),
             life: AtomicU32::new(0),
             one_shots: AtomicBool::new(false),
+            has_kicker: AtomicBool::new(false),
             opaque: AtomicBool::new(opaque),
             active: AtomicU32::new(0),
             nested: AtomicBool::new(false),
@@ -248,7 +254,9 @@ impl Set {
     pub(super) fn woke(&'static self, look: Option<u64>) -> (Option<u64>, bool) {
         let members = self.lock();
         self.sleepers.fetch_sub(SLEEPING, Ordering::SeqCst);
-        let plain = self.active.load(Ordering::SeqCst) == 0 && !self.one_shots.load(Ordering::SeqCst);
+        let plain = self.active.load(Ordering::SeqCst) == 0
+            && !self.one_shots.load(Ordering::SeqCst)
+            && !self.has_kicker.load(Ordering::SeqCst);
         match (members, look) {
             (Some(mut members), Some(look)) if plain => {
                 members.graves.end(look, self.has_resting());
@@ -402,6 +410,7 @@ impl Quiet {
                 set.sleepers.store(0, Ordering::SeqCst);
                 members.graves.forked();
             }
+            members.forked();
             // It is the parent's as well, whose changes are not seen here.
             set.becomes_opaque();
             let Members { by_fd, hot, .. } = &mut **members;

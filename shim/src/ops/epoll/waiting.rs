@@ -192,15 +192,19 @@ impl Set {
     /// came. `spun`: a spin has found it.
     fn collect(&'static self, events: &mut [epoll_event], round: u32, spun: bool) -> usize {
         let Some(mut members) = self.lock() else { return 0 };
+        let stuck = if members.is_turn_of_stuck() { members.report_stuck(self, events, round) } else { 0 };
+        let events = &mut events[stuck..];
         let Members { by_fd, hot, is_crowded, .. } = &mut *members;
         if let &[fd] = hot.as_slice() {
             // There is no order.
             *is_crowded = events.len() < 2;
-            let (Some(event), Some(member)) = (events.first_mut(), by_fd.get_mut(&fd)) else { return 0 };
+            let (Some(event), Some(member)) = (events.first_mut(), by_fd.get_mut(&fd)) else {
+                return stuck;
+            };
             let bits = if member.round == round { 0 } else { member.report(0, round) };
             self.wants_room.store(member.wants_room(), Ordering::Relaxed);
             if bits == 0 {
-                return 0;
+                return stuck;
             }
             *event = epoll_event { events: bits, u64: member.data };
             if spun {
@@ -209,7 +213,7 @@ impl Set {
             if member.spent {
                 members.sync(self, fd);
             }
-            return 1;
+            return stuck + 1;
         }
         let many = hot.len() > FEW;
         let enough = (VAIN_LOOKS[0] / hot.len().max(1)).max(VAIN_LOOKS[1]);
@@ -261,7 +265,7 @@ impl Set {
         for fd in spent {
             members.sync(self, fd);
         }
-        count
+        stuck + count
     }
 
     /// Makes room for who asks for it, if [`Self::collect`] has seen one. Whether any was made.
@@ -292,7 +296,7 @@ impl Set {
 
     /// Whether a hot registration has something to report.
     fn stirs(&'static self) -> bool {
-        self.lock().is_none_or(|members| members.any_due(members.hot.iter()))
+        self.lock().is_none_or(|members| members.any_due(members.hot.iter().chain(&members.stuck)))
     }
 
     /// Whether one of some hot registrations has, of others at each look: so that looks are short.
