@@ -252,9 +252,10 @@ pub(crate) fn became_active(slot: &'static Slot) {
         let Some(mut members) = set.lock() else { continue };
         let Some(fd) = members.key_of(fd, slot) else { continue };
         let told = members.has_told(set, fd);
+        let (left, looks) = (members.may_tell_of_room(set, fd), members.graves.looks());
         let Some(member) = members.by_fd.get_mut(&fd) else { continue };
         if !member.active {
-            member.became_active(told);
+            member.became_active(told, left, looks);
             set.active.fetch_add(1, Ordering::SeqCst);
             members.settle(set, fd);
             members.sync(set, fd);

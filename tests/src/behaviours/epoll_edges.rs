@@ -9,7 +9,7 @@ use super::peers::{demand, drains_on_demand, fill, request_echoes, send_all, sen
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, quietly};
 use crate::say;
-use crate::side::{Side, await_unread, receive_exactly, while_blocked};
+use crate::side::{Side, await_readable, await_unread, receive_exactly, while_blocked};
 
 /// Calls after which a side has left TCP, if the other one is there.
 const CALLS: usize = 20;
@@ -36,6 +36,12 @@ pub(super) const ALL: &[Behaviour] = &[
     )
     .alone(&["unsupported-call"])
     .tally(Tally::Returned(1), Tally::Total(1)),
+    Behaviour::whole(
+        "room_of_one_that_was_never_waited_for",
+        serves_without_a_wait,
+        asks_much,
+        Tally::Upgraded(1),
+    ),
     Behaviour::connected("room_for_two_sets", room_for_two_sets, drains_on_demand),
     Behaviour::connected("room_for_two_descriptors", room_for_two_descriptors, drains_on_demand),
     Behaviour::connected("the_sets_first_descriptor_is_closed", closes_first_descriptor, sends_on_demand),
@@ -499,6 +505,30 @@ fn each_is_told_to_one(side: &Side, epfd: Fd) {
         serve();
     });
     say!("{MANY} connections served");
+}
+
+/// A set in which it is registered before it leaves TCP is first waited for afterwards: of the room that there was all along nobody has been told.
+fn serves_without_a_wait(side: &Side) {
+    let fd = calls::accept(side.listen()).expect("accept");
+    let epfd = calls::epoll_create().expect("epoll_create1");
+    calls::epoll_add(epfd, fd, EPOLLIN | EPOLLOUT | EPOLLET, 1).expect("EPOLL_CTL_ADD");
+    for _ in 0..2 * CALLS {
+        await_readable(fd);
+        let request = quietly(|| receive_exactly(fd, 1));
+        quietly(|| send_all(fd, &request));
+    }
+    side.sync("answered");
+    let ready = quietly(|| calls::epoll_wait(epfd, 4, crate::side::ARRIVAL)).expect("epoll_wait");
+    assert!(ready.len() == 1 && ready[0].has(EPOLLOUT), "{ready:?}");
+    assert_eq!(calls::epoll_wait(epfd, 4, 0), Ok(vec![]));
+    side.sync("done");
+}
+
+fn asks_much(side: &Side) {
+    let fd = side.connect();
+    request_echoes(fd, 2 * CALLS, 1);
+    side.sync("answered");
+    side.sync("done");
 }
 
 fn many_ask(side: &Side) {

@@ -4,6 +4,8 @@
 //! pauses of random length, when the upgrade comes. Each stream must arrive without a byte lost, doubled
 //! or out of place.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::peers::{fill, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, quietly};
@@ -412,13 +414,21 @@ fn each_connected(side: &Side, body: impl Fn(u64, Fd)) {
 
 const LENGTH: usize = 300_000;
 
-/// A thread for each direction.
-pub(super) fn stream_both_ways(fd: Fd, ours: u64, theirs: u64, length: usize) {
+/// How far a stream may be ahead of the one in the other direction. On a busy machine one side would else be done with all of it before the
+/// other has made a call, and nothing would leave TCP.
+const LEAD: u64 = LENGTH as u64 / 5;
+
+/// A thread for each direction, which gets at most `lead` bytes ahead of the other.
+pub(super) fn stream_both_ways(fd: Fd, ours: u64, theirs: u64, length: usize, lead: u64) {
+    let received = AtomicU64::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             quietly(|| {
                 let (mut dice, mut pattern) = (Dice(ours), Pattern::new(ours));
                 while (pattern.position() as usize) < length {
+                    while pattern.position() > received.load(Ordering::Relaxed).saturating_add(lead) {
+                        std::thread::yield_now();
+                    }
                     let size = dice.size().min(length - pattern.position() as usize);
                     send_pattern(fd, &mut pattern, size, size);
                     dice.pause();
@@ -430,6 +440,7 @@ pub(super) fn stream_both_ways(fd: Fd, ours: u64, theirs: u64, length: usize) {
         while (pattern.position() as usize) < length {
             let size = dice.size().min(length - pattern.position() as usize);
             receive_pattern(fd, &mut pattern, size, size);
+            received.store(pattern.position(), Ordering::Relaxed);
             dice.pause();
         }
         assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
@@ -437,11 +448,11 @@ pub(super) fn stream_both_ways(fd: Fd, ours: u64, theirs: u64, length: usize) {
 }
 
 fn slow_readers_server(side: &Side) {
-    each_accepted(side, |run, fd| stream_both_ways(fd, 2 * run, 2 * run + 1, LENGTH));
+    each_accepted(side, |run, fd| stream_both_ways(fd, 2 * run, 2 * run + 1, LENGTH, LEAD));
 }
 
 fn slow_readers_client(side: &Side) {
-    each_connected(side, |run, fd| stream_both_ways(fd, 2 * run + 1, 2 * run, LENGTH));
+    each_connected(side, |run, fd| stream_both_ways(fd, 2 * run + 1, 2 * run, LENGTH, LEAD));
 }
 
 /// Which wait drives [`stream_nonblocking`].
@@ -451,8 +462,8 @@ pub(super) enum Wait {
     EdgeTriggeredEpoll,
 }
 
-/// One thread, non-blocking, both directions.
-pub(super) fn stream_nonblocking(fd: Fd, ours: u64, theirs: u64, length: usize, wait: Wait) {
+/// One thread, non-blocking, both directions, of which this side's gets at most `lead` bytes ahead.
+pub(super) fn stream_nonblocking(fd: Fd, ours: u64, theirs: u64, length: usize, lead: u64, wait: Wait) {
     calls::set_nonblocking(fd, true).expect("FIONBIO");
     let epfd = calls::epoll_create().expect("epoll_create1");
     if wait == Wait::EdgeTriggeredEpoll {
@@ -465,7 +476,7 @@ pub(super) fn stream_nonblocking(fd: Fd, ours: u64, theirs: u64, length: usize, 
     let all = length as u64;
     while ours.position() < all || theirs.position() < all {
         dice.pause();
-        let wants_write = ours.position() < all;
+        let wants_write = ours.position() < all.min(theirs.position().saturating_add(lead));
         let wants_read = theirs.position() < all;
         if wants_write && may_write && dice.roll(2) == 0 {
             let data = ours.take(dice.size().min((all - ours.position()) as usize));
@@ -516,22 +527,22 @@ pub(super) fn stream_nonblocking(fd: Fd, ours: u64, theirs: u64, length: usize, 
 }
 
 fn polling_server(side: &Side) {
-    each_accepted(side, |run, fd| stream_nonblocking(fd, 2 * run, 2 * run + 1, LENGTH, Wait::Poll));
+    each_accepted(side, |run, fd| stream_nonblocking(fd, 2 * run, 2 * run + 1, LENGTH, LEAD, Wait::Poll));
 }
 
 fn polling_client(side: &Side) {
-    each_connected(side, |run, fd| stream_nonblocking(fd, 2 * run + 1, 2 * run, LENGTH, Wait::Poll));
+    each_connected(side, |run, fd| stream_nonblocking(fd, 2 * run + 1, 2 * run, LENGTH, LEAD, Wait::Poll));
 }
 
 fn epolling_server(side: &Side) {
     each_accepted(side, |run, fd| {
-        stream_nonblocking(fd, 2 * run, 2 * run + 1, LENGTH, Wait::EdgeTriggeredEpoll)
+        stream_nonblocking(fd, 2 * run, 2 * run + 1, LENGTH, LEAD, Wait::EdgeTriggeredEpoll)
     });
 }
 
 fn epolling_client(side: &Side) {
     each_connected(side, |run, fd| {
-        stream_nonblocking(fd, 2 * run + 1, 2 * run, LENGTH, Wait::EdgeTriggeredEpoll)
+        stream_nonblocking(fd, 2 * run + 1, 2 * run, LENGTH, LEAD, Wait::EdgeTriggeredEpoll)
     });
 }
 

@@ -30,6 +30,11 @@ impl Graves {
         self.clock
     }
 
+    /// The last look that has begun.
+    pub(super) fn looks(&self) -> u64 {
+        self.clock
+    }
+
     /// The thread that [`Self::begin`] gave this number has sorted out its answer. `rests`: some thread rests that is none of these, and may
     /// have such a report, too.
     pub(super) fn end(&mut self, look: u64, rests: bool) {

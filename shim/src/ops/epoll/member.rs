@@ -32,6 +32,8 @@ pub(super) struct Member {
     pub(super) data: u64,
     /// The connection has left TCP.
     pub(super) active: bool,
+    /// The last look at the kernel that had begun by then.
+    active_after: u64,
     /// Armed while cold: for data, and for space if true.
     pub(super) armed: Option<bool>,
     pub(super) hot: bool,
@@ -123,6 +125,7 @@ impl Member {
             events,
             data,
             active,
+            active_after: 0,
             armed: None,
             hot: false,
             idle_sleeps: 0,
@@ -169,15 +172,33 @@ impl Member {
     }
 
     /// The connection left TCP. What came over TCP the kernel has reported, or still will; nothing has come
-    /// through the ring yet. `told`: [`Members::has_told`](super::members::Members::has_told).
-    pub(super) fn became_active(&mut self, told: Option<u64>) {
+    /// through the ring yet. `told`: [`Members::has_told`](super::members::Members::has_told). `left`: the kernel may have a report on it that
+    /// nobody has got. `looks`: the last that had begun.
+    pub(super) fn became_active(&mut self, told: Option<u64>, left: bool, looks: u64) {
         self.active = true;
+        self.active_after = looks;
         self.told = told;
         self.seen = Some(Edge::NONE);
-        // Over TCP the kernel has told of room, unless it still owes that.
+        // Over TCP the kernel has told of room, unless it still owes that: with another mask it would not any more.
         let block = self.connection().block;
-        let owed = block.has(flag::NO_SPACE);
-        self.roomy = block.lacks().wrapping_sub(u32::from(owed));
+        self.roomy = block.lacks();
+        if left || block.has(flag::NO_SPACE) {
+            self.owe_room();
+        }
+    }
+
+    /// Nobody has been told of the room that there is.
+    fn owe_room(&mut self) {
+        self.roomy = self.connection().block.lacks().wrapping_sub(1);
+    }
+
+    /// The kernel has `reported` this, for which it was asked in the `look` of that number, or nobody knows when. If that was before the
+    /// connection left TCP, room is the program's to be told.
+    pub(super) fn was_reported(&mut self, reported: u32, look: Option<u64>) {
+        if reported & bit::OUT != 0 && self.wants_room() && look.is_none_or(|look| look <= self.active_after)
+        {
+            self.owe_room();
+        }
     }
 
     /// Makes the peer note when bytes come.

@@ -228,7 +228,7 @@ impl Members {
         join(member.slot, set, fd);
         if !member.active && member.connection().is_active() {
             // Taken out of TCP beside us: who did so may have looked for registrations before this was one.
-            member.became_active(None);
+            member.became_active(None, true, self.graves.looks());
         }
         if member.active {
             set.active.fetch_add(1, Ordering::SeqCst);
@@ -250,8 +250,13 @@ impl Members {
         }
         // In this order: what comes in between is left to be told of.
         let received = member.received();
-        let epfd = set.epfd.load(Ordering::Relaxed);
-        (epfd >= 0 && ready_in_kernel(epfd, PollFlags::IN) == 0).then_some(received).flatten()
+        if has_report_left(set) { None } else { received }
+    }
+
+    /// Whether the kernel may have a report left on `fd` that tells an edge of room.
+    pub(super) fn may_tell_of_room(&self, set: &'static Set, fd: i32) -> bool {
+        let asks = |member: &Member| member.events & ET != 0 && member.wants_room();
+        self.by_fd.get(&fd).is_some_and(asks) && has_report_left(set)
     }
 
     /// [`Self::insert`]s the member, unless its connection has been closed meanwhile.
@@ -438,6 +443,7 @@ impl Members {
         let before = member.kernel;
         let nested = set.nested.load(Ordering::SeqCst);
         let wanted = (member.kernel_mask(nested), member.data);
+        let may_stick = member.kicked || member.is_stuck;
         if member.active && !nested && wanted.0 & ET != 0 {
             member.connection().watched_for_edges(true);
         }
@@ -455,15 +461,15 @@ impl Members {
                 self.graves.reuse(wanted.1, set.one_shots.load(Ordering::SeqCst));
             }
         }
-        self.stick(set, fd);
+        if may_stick {
+            self.stick(set, fd);
+        }
         true
     }
 
     /// Notes whether `fd` is stuck, after the kernel has got what it should know.
     fn stick(&mut self, set: &'static Set, fd: i32) {
-        let Some(member) = self.by_fd.get_mut(&fd).filter(|member| member.kicked || member.is_stuck) else {
-            return;
-        };
+        let Some(member) = self.by_fd.get_mut(&fd) else { return };
         let sticks = member.kicked && !member.can_be_kicked();
         match (sticks, std::mem::replace(&mut member.is_stuck, sticks)) {
             (true, false) => {
@@ -510,7 +516,8 @@ impl Members {
     ) -> usize {
         let mut count = 0;
         for fd in Named::from(self.stuck.as_slice()) {
-            let (Some(event), Some(member)) = (events.get_mut(count), self.by_fd.get_mut(&fd)) else { break };
+            let Some(event) = events.get_mut(count) else { break };
+            let Some(member) = self.by_fd.get_mut(&fd) else { continue };
             let bits = if member.kicked && member.round != round { member.report(0, round) } else { 0 };
             if bits != 0 {
                 *event = epoll_event { events: bits, u64: member.data };
@@ -534,6 +541,12 @@ impl Members {
             }
         }
     }
+}
+
+/// Whether the kernel has a report in this set that no thread has got.
+fn has_report_left(set: &Set) -> bool {
+    let epfd = set.epfd.load(Ordering::Relaxed);
+    epfd < 0 || ready_in_kernel(epfd, PollFlags::IN) != 0
 }
 
 /// epoll_ctl(2) for `member`; `event` is null, or valid. The kernel finds it only by both, the socket and the number, so if that has

@@ -132,6 +132,7 @@ impl Members {
                 member.spent |= only && member.events & ONESHOT != 0;
                 continue;
             }
+            member.was_reported(reported, besides.look);
             let connection = member.connection();
             let before = connection.block.drained.load(Ordering::Relaxed);
             // Edges may be asked for without RDHUP: then the end comes as a bell does, and makes no other edge.
