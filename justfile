@@ -13,7 +13,7 @@ test *STAGES:
 
 # Ten minutes of large random programs, on the kernel and under the library
 nightly:
-    DIFFERENTIAL_SECONDS=600 DIFFERENTIAL_STEPS=150 scripts/test build differential
+    DIFFERENTIAL_SECONDS=600 DIFFERENTIAL_STEPS=150 DIFFERENTIAL_SEED="$(date +%s)000000" scripts/test build differential
 
 # kill -9 of servers, backends and clients at random points, 1,000 times
 kills *OPTIONS:

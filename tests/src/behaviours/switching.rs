@@ -11,8 +11,8 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, quietly};
 use crate::say;
 use crate::side::{
-    ARRIVAL, Pattern, Side, await_readable, receive_exactly, receive_pattern, receive_pattern_to_end,
-    send_pattern, while_blocked,
+    ARRIVAL, Pattern, Side, await_readable, await_unread, receive_exactly, receive_pattern,
+    receive_pattern_to_end, send_pattern, while_blocked,
 };
 
 const RUNS: u64 = 40;
@@ -241,6 +241,7 @@ fn waits_above_a_full_socket(side: &Side) {
     }
     side.sync("full");
     side.sync("sent");
+    await_unread(fd, SENT);
     let wait = |epfd| quietly(|| calls::epoll_wait(epfd, 4, -1)).expect("epoll_wait");
     let is_told =
         |ready: &[calls::Ready]| ready.len() == 1 && ready[0].has(libc::EPOLLIN) && ready[0].data == 7;
