@@ -493,7 +493,7 @@ fn streams_through(side: &Side) {
             let fd = side.connect_to(destination);
             side.send_at_once(fd);
             match run % 3 {
-                0 => stream_both_ways(fd, run, run, LENGTH, u64::MAX),
+                0 => stream_both_ways(fd, run, run, LENGTH),
                 1 => stream_nonblocking(fd, run, run, LENGTH, u64::MAX, Wait::Poll),
                 _ => stream_nonblocking(fd, run, run, LENGTH, u64::MAX, Wait::EdgeTriggeredEpoll),
             }

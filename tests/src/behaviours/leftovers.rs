@@ -1,9 +1,14 @@
 //! What came by the kernel's socket before the connection left that, and is still unread, here or on its way, long after.
 
+use super::peers::{fill, send_all};
+use super::switching::is_seen_to_wait;
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Errno, Family, Fd, quietly};
 use crate::say;
-use crate::side::{ARRIVAL, Pattern, Side, await_end_of, receive_pattern_to_end};
+use crate::side::{
+    ARRIVAL, Pattern, Side, await_end_of, await_readable, await_unread, receive_exactly,
+    receive_pattern_to_end, while_blocked,
+};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::whole("room_for_who_reads_nothing", sends_first, waits_for_room, Tally::Upgraded(1))
@@ -25,6 +30,12 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("many_splices_beside_reads", splices_or_reads, streams)
         .tally(Tally::AtLeast(1, 1), Tally::AtLeast(1, 1))
         .takes_long(),
+    Behaviour::whole(
+        "reported_beside_a_full_socket",
+        waits_above_a_full_socket,
+        reads_at_last,
+        Tally::Upgraded(1),
+    ),
 ];
 
 /// Rings that are full soon.
@@ -231,4 +242,87 @@ fn streams(side: &Side, fd: Fd) {
     }
     assert_eq!(calls::shutdown(fd, libc::SHUT_WR), Ok(0));
     assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
+}
+
+/// What the client has sent is reported, though the socket beneath is full of what it does not read: to a thread that sleeps on the set
+/// already when the connection is registered, or asked for anew, and to who waits for the set.
+fn waits_above_a_full_socket(side: &Side) {
+    const EVENTS: [libc::c_int; 3] =
+        [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLET, libc::EPOLLIN | libc::EPOLLONESHOT];
+    let listener = side.listen();
+    let fd = calls::accept4(listener, libc::SOCK_NONBLOCK).expect("accept4");
+    side.sync("asked");
+    await_readable(fd);
+    let total = fill(fd);
+    assert_eq!(calls::recv(fd, 10, 0), Ok(b"ask".to_vec()));
+    for _ in 0..20 {
+        is_seen_to_wait(fd);
+        assert_eq!(quietly(|| calls::recv(fd, 10, 0)), Err(Errno::EAGAIN));
+    }
+    side.sync("full");
+    side.sync("sent");
+    await_unread(fd, SENT);
+    let wait = |epfd| quietly(|| calls::epoll_wait(epfd, 4, -1)).expect("epoll_wait");
+    let is_told =
+        |ready: &[calls::Ready]| ready.len() == 1 && ready[0].has(libc::EPOLLIN) && ready[0].data == 7;
+    for events in EVENTS {
+        let set = || {
+            let set = calls::epoll_create().expect("epoll_create1");
+            let add = move || {
+                calls::epoll_add(set, fd, events, 7).expect("EPOLL_CTL_ADD");
+            };
+            (set, add)
+        };
+        let (epfd, add) = set();
+        assert!(is_told(&while_blocked(|| wait(epfd), add)));
+        let again = || {
+            calls::epoll_modify(epfd, fd, events, 7).expect("EPOLL_CTL_MOD");
+        };
+        if events == EVENTS[0] {
+            assert!(is_told(&wait(epfd)));
+        } else {
+            assert!(is_told(&while_blocked(|| wait(epfd), again)));
+            assert_eq!(calls::epoll_wait(epfd, 4, 0), Ok(vec![]));
+        }
+        let (inner, add) = set();
+        let outer = calls::epoll_create().expect("epoll_create1");
+        calls::epoll_add(outer, inner, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
+        assert_eq!(while_blocked(|| wait(outer), add).len(), 1);
+        assert_eq!(calls::poll(&[(inner, libc::POLLIN)], ARRIVAL), Ok(vec![libc::POLLIN]));
+        assert!(is_told(&wait(inner)));
+        let is_left = events == EVENTS[0];
+        assert_eq!(calls::epoll_wait(outer, 4, 0).map(|ready| ready.len()), Ok(usize::from(is_left)));
+        for set in [epfd, inner, outer] {
+            calls::close(set).expect("close");
+        }
+    }
+    side.tell(total as u64);
+    calls::set_nonblocking(fd, false).expect("FIONBIO");
+    quietly(|| receive_exactly(fd, SENT));
+    side.sync("done");
+}
+
+const SENT: usize = 400;
+
+fn reads_at_last(side: &Side) {
+    let fd = side.connect();
+    calls::set_nonblocking(fd, true).expect("FIONBIO");
+    send_all(fd, b"ask");
+    for _ in 0..20 {
+        is_seen_to_wait(fd);
+        assert_eq!(quietly(|| calls::recv(fd, 1, 0)), Err(Errno::EAGAIN));
+    }
+    side.sync("asked");
+    side.sync("full");
+    quietly(|| {
+        for _ in 0..SENT / 10 {
+            assert_eq!(calls::send(fd, b"0123456789", 0), Ok(10));
+            is_seen_to_wait(fd);
+        }
+    });
+    side.sync("sent");
+    let total = side.told() as usize;
+    calls::set_nonblocking(fd, false).expect("FIONBIO");
+    quietly(|| receive_exactly(fd, total));
+    side.sync("done");
 }

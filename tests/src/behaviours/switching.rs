@@ -4,15 +4,13 @@
 //! pauses of random length, when the upgrade comes. Each stream must arrive without a byte lost, doubled
 //! or out of place.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::peers::{fill, request_echoes, send_all};
 use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, quietly};
 use crate::say;
 use crate::side::{
-    ARRIVAL, Pattern, Side, await_readable, await_unread, receive_exactly, receive_pattern,
-    receive_pattern_to_end, send_pattern, while_blocked,
+    ARRIVAL, Pattern, Side, await_readable, receive_exactly, receive_pattern, receive_pattern_to_end,
+    send_pattern,
 };
 
 const RUNS: u64 = 40;
@@ -78,12 +76,6 @@ pub(super) const ALL: &[Behaviour] = &[
         Tally::Upgraded(1),
     ),
     Behaviour::whole("peeking_all_along", peeks_along, asks, Tally::Upgraded(RUNS)),
-    Behaviour::whole(
-        "reported_beside_a_full_socket",
-        waits_above_a_full_socket,
-        reads_at_last,
-        Tally::Upgraded(1),
-    ),
 ];
 
 /// The connection leaves TCP at the first write, which is of more pieces than one system call of ours takes. Then it is
@@ -158,7 +150,7 @@ fn reads_more_than_was_there(side: &Side) {
 }
 
 /// Or the connection would stay on TCP.
-fn is_seen_to_wait(fd: Fd) {
+pub(super) fn is_seen_to_wait(fd: Fd) {
     quietly(|| calls::poll(&[(fd, libc::POLLIN)], 0)).expect("poll");
 }
 
@@ -222,89 +214,6 @@ fn writes_when_told(side: &Side, over: impl Fn(Fd) -> Fd) {
         assert_eq!(quietly(|| calls::send(fd, b"bit", 0)), Ok(3));
     }
     answers_on(side, fd, epfd, 120);
-}
-
-/// What the client has sent is reported, though the socket beneath is full of what it does not read: to a thread that sleeps on the set
-/// already when the connection is registered, or asked for anew, and to who waits for the set.
-fn waits_above_a_full_socket(side: &Side) {
-    const EVENTS: [libc::c_int; 3] =
-        [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLET, libc::EPOLLIN | libc::EPOLLONESHOT];
-    let listener = side.listen();
-    let fd = calls::accept4(listener, libc::SOCK_NONBLOCK).expect("accept4");
-    side.sync("asked");
-    await_readable(fd);
-    let total = fill(fd);
-    assert_eq!(calls::recv(fd, 10, 0), Ok(b"ask".to_vec()));
-    for _ in 0..20 {
-        is_seen_to_wait(fd);
-        assert_eq!(quietly(|| calls::recv(fd, 10, 0)), Err(Errno::EAGAIN));
-    }
-    side.sync("full");
-    side.sync("sent");
-    await_unread(fd, SENT);
-    let wait = |epfd| quietly(|| calls::epoll_wait(epfd, 4, -1)).expect("epoll_wait");
-    let is_told =
-        |ready: &[calls::Ready]| ready.len() == 1 && ready[0].has(libc::EPOLLIN) && ready[0].data == 7;
-    for events in EVENTS {
-        let set = || {
-            let set = calls::epoll_create().expect("epoll_create1");
-            let add = move || {
-                calls::epoll_add(set, fd, events, 7).expect("EPOLL_CTL_ADD");
-            };
-            (set, add)
-        };
-        let (epfd, add) = set();
-        assert!(is_told(&while_blocked(|| wait(epfd), add)));
-        let again = || {
-            calls::epoll_modify(epfd, fd, events, 7).expect("EPOLL_CTL_MOD");
-        };
-        if events == EVENTS[0] {
-            assert!(is_told(&wait(epfd)));
-        } else {
-            assert!(is_told(&while_blocked(|| wait(epfd), again)));
-            assert_eq!(calls::epoll_wait(epfd, 4, 0), Ok(vec![]));
-        }
-        let (inner, add) = set();
-        let outer = calls::epoll_create().expect("epoll_create1");
-        calls::epoll_add(outer, inner, libc::EPOLLIN, 1).expect("EPOLL_CTL_ADD");
-        assert_eq!(while_blocked(|| wait(outer), add).len(), 1);
-        assert_eq!(calls::poll(&[(inner, libc::POLLIN)], ARRIVAL), Ok(vec![libc::POLLIN]));
-        assert!(is_told(&wait(inner)));
-        let is_left = events == EVENTS[0];
-        assert_eq!(calls::epoll_wait(outer, 4, 0).map(|ready| ready.len()), Ok(usize::from(is_left)));
-        for set in [epfd, inner, outer] {
-            calls::close(set).expect("close");
-        }
-    }
-    side.tell(total as u64);
-    calls::set_nonblocking(fd, false).expect("FIONBIO");
-    quietly(|| receive_exactly(fd, SENT));
-    side.sync("done");
-}
-
-const SENT: usize = 400;
-
-fn reads_at_last(side: &Side) {
-    let fd = side.connect();
-    calls::set_nonblocking(fd, true).expect("FIONBIO");
-    send_all(fd, b"ask");
-    for _ in 0..20 {
-        is_seen_to_wait(fd);
-        assert_eq!(quietly(|| calls::recv(fd, 1, 0)), Err(Errno::EAGAIN));
-    }
-    side.sync("asked");
-    side.sync("full");
-    quietly(|| {
-        for _ in 0..SENT / 10 {
-            assert_eq!(calls::send(fd, b"0123456789", 0), Ok(10));
-            is_seen_to_wait(fd);
-        }
-    });
-    side.sync("sent");
-    let total = side.told() as usize;
-    calls::set_nonblocking(fd, false).expect("FIONBIO");
-    quietly(|| receive_exactly(fd, total));
-    side.sync("done");
 }
 
 /// `until_full` gives back how much it has written. When the client is ready, the edge for room is still owed.
@@ -415,21 +324,13 @@ fn each_connected(side: &Side, body: impl Fn(u64, Fd)) {
 
 const LENGTH: usize = 300_000;
 
-/// How far a stream may be ahead of the one in the other direction. On a busy machine one side would else be done with all of it before the
-/// other has made a call, and nothing would leave TCP.
-const LEAD: u64 = LENGTH as u64 / 5;
-
-/// A thread for each direction, which gets at most `lead` bytes ahead of the other.
-pub(super) fn stream_both_ways(fd: Fd, ours: u64, theirs: u64, length: usize, lead: u64) {
-    let received = AtomicU64::new(0);
+/// A thread for each direction.
+pub(super) fn stream_both_ways(fd: Fd, ours: u64, theirs: u64, length: usize) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             quietly(|| {
                 let (mut dice, mut pattern) = (Dice(ours), Pattern::new(ours));
                 while (pattern.position() as usize) < length {
-                    while pattern.position() > received.load(Ordering::Relaxed).saturating_add(lead) {
-                        std::thread::yield_now();
-                    }
                     let size = dice.size().min(length - pattern.position() as usize);
                     send_pattern(fd, &mut pattern, size, size);
                     dice.pause();
@@ -441,7 +342,6 @@ pub(super) fn stream_both_ways(fd: Fd, ours: u64, theirs: u64, length: usize, le
         while (pattern.position() as usize) < length {
             let size = dice.size().min(length - pattern.position() as usize);
             receive_pattern(fd, &mut pattern, size, size);
-            received.store(pattern.position(), Ordering::Relaxed);
             dice.pause();
         }
         assert_eq!(calls::recv(fd, 1, 0), Ok(vec![]));
@@ -449,12 +349,16 @@ pub(super) fn stream_both_ways(fd: Fd, ours: u64, theirs: u64, length: usize, le
 }
 
 fn slow_readers_server(side: &Side) {
-    each_accepted(side, |run, fd| stream_both_ways(fd, 2 * run, 2 * run + 1, LENGTH, LEAD));
+    each_accepted(side, |run, fd| stream_both_ways(fd, 2 * run, 2 * run + 1, LENGTH));
 }
 
 fn slow_readers_client(side: &Side) {
-    each_connected(side, |run, fd| stream_both_ways(fd, 2 * run + 1, 2 * run, LENGTH, LEAD));
+    each_connected(side, |run, fd| stream_both_ways(fd, 2 * run + 1, 2 * run, LENGTH));
 }
+
+/// How far a stream that does not block may be ahead of the one in the other direction. On a busy machine one side would else be done with all of it before the
+/// other has made a call, and nothing would leave TCP.
+const LEAD: u64 = LENGTH as u64 / 5;
 
 /// Which wait drives [`stream_nonblocking`].
 #[derive(Clone, Copy, PartialEq, Eq)]
