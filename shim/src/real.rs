@@ -1,5 +1,6 @@
 //! libc's own functions behind the hooks, found by `dlsym(RTLD_NEXT)` at their first use, or before the first module is loaded.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -21,6 +22,29 @@ pub(crate) fn find(name: &CStr) -> *mut c_void {
 #[cold]
 fn resolve(slot: &AtomicPtr<c_void>, unknown: *mut c_void, name: &CStr) -> *mut c_void {
     let found = crate::errno::keep(|| find(name));
+    settle(slot, unknown, found)
+}
+
+/// As [`resolve`], by way of `through` where the function is not libc's own but another library's, which `next` then leads to.
+#[cold]
+fn resolve_through(
+    slot: &AtomicPtr<c_void>,
+    unknown: *mut c_void,
+    name: &CStr,
+    next: &AtomicPtr<c_void>,
+    through: *mut c_void,
+) -> *mut c_void {
+    let found = crate::errno::keep(|| find(name));
+    if found.is_null() || crate::symbols::is_libcs(found) {
+        return settle(slot, unknown, found);
+    }
+    next.store(found, Ordering::Release);
+    ANY_BEYOND.store(true, Ordering::Release);
+    settle(slot, unknown, through)
+}
+
+/// Fills `slot` with what was found, unless nothing was or another thread was faster; what is there then.
+fn settle(slot: &AtomicPtr<c_void>, unknown: *mut c_void, found: *mut c_void) -> *mut c_void {
     if found.is_null() {
         return found;
     }
@@ -28,6 +52,36 @@ fn resolve(slot: &AtomicPtr<c_void>, unknown: *mut c_void, name: &CStr) -> *mut 
         Ok(_) => found,
         Err(known) => known,
     }
+}
+
+/// Whether there is such a function at all.
+static ANY_BEYOND: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// How many calls of functions of other libraries behind this one the thread is in.
+    static BEYOND: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A call of a function of another library behind this one.
+struct Beyond;
+
+impl Beyond {
+    fn begin() -> Self {
+        BEYOND.set(BEYOND.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Beyond {
+    fn drop(&mut self) {
+        BEYOND.set(BEYOND.get() - 1);
+    }
+}
+
+/// Whether the thread is in a function of another library behind this one, whose calls of `syscall` are then for the kernel: they make
+/// the call that it was asked for, which would otherwise lead to the hook and from there to that function again, without end.
+pub(crate) fn is_beyond() -> bool {
+    ANY_BEYOND.load(Ordering::Acquire) && BEYOND.get() != 0
 }
 
 /// What a function that this libc lacks does: fails with `ENOSYS`.
@@ -62,12 +116,49 @@ macro_rules! originals {
                 /// As for the function of that name.
                 #[cold]
                 pub(super) unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
-                    if resolve(&slot::$name, address::$name(), name::$name).is_null() {
+                    if resolve_original::$name().is_null() {
                         missing();
                         return $absent;
                     }
                     // SAFETY: the caller's promise.
                     unsafe { super::$name($($arg),*) }
+                }
+            )*
+        }
+
+        /// What is called where the original is another library's.
+        #[allow(non_snake_case, reason = "libc's names")]
+        mod through {
+            use super::*;
+            $(
+                /// # Safety
+                /// As for the function of that name.
+                pub(super) unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
+                    let _beyond = Beyond::begin();
+                    let next = next::$name.load(Ordering::Acquire);
+                    // SAFETY: as for libc's.
+                    let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(next) };
+                    // SAFETY: the caller's promise.
+                    unsafe { function($($arg),*) }
+                }
+            )*
+        }
+
+        /// Where those are.
+        #[allow(non_upper_case_globals, reason = "libc's names")]
+        mod next {
+            use super::*;
+            $(pub(super) static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
+        }
+
+        #[allow(non_snake_case, reason = "libc's names")]
+        mod resolve_original {
+            use super::*;
+            $(
+                #[cold]
+                pub(super) fn $name() -> *mut c_void {
+                    let through = through::$name as unsafe extern "C-unwind" fn($($type),*) -> $result as *mut c_void;
+                    resolve_through(&slot::$name, address::$name(), name::$name, &next::$name, through)
                 }
             )*
         }
@@ -107,7 +198,7 @@ macro_rules! originals {
         fn resolve_originals() {
             $(
                 if slot::$name.load(Ordering::Acquire) == address::$name() {
-                    resolve(&slot::$name, address::$name(), name::$name);
+                    resolve_original::$name();
                 }
             )*
         }

@@ -65,6 +65,33 @@ pub(crate) fn share_an_object(one: *const (), other: *const ()) -> bool {
     found
 }
 
+/// Whether the address is in libc.
+pub(crate) fn is_libcs(address: *const c_void) -> bool {
+    /// Where it begins, and where it ends.
+    static BOUNDS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+    let bounds = || BOUNDS.each_ref().map(|bound| bound.load(Ordering::Relaxed));
+    if bounds().contains(&0) {
+        let inside = (libc::gnu_get_libc_version as *const ()).addr() as u64;
+        for_each_object(&mut |object| {
+            if holds(object, inside) {
+                let parts = || {
+                    segments(object)
+                        .iter()
+                        .map(|segment| Part::of(object, segment))
+                        .filter(|part| part.bytes > 0)
+                };
+                let start = parts().map(|part| part.start).min();
+                let end = parts().map(|part| part.start + part.bytes).max();
+                for (bound, found) in BOUNDS.iter().zip([start, end]) {
+                    bound.store(found.unwrap_or(0), Ordering::Relaxed);
+                }
+            }
+        });
+    }
+    let [start, end] = bounds();
+    (start..end).contains(&(address.addr() as u64))
+}
+
 /// Whether libuv is loaded: in the program itself, as in Node, as a library, or in uvloop's.
 pub(crate) fn have_libuv() -> bool {
     // SAFETY: a name; nothing is called.

@@ -19,4 +19,5 @@ mod applications {
     mod redis;
     mod services;
     mod ssh;
+    mod wrapping;
 }

@@ -297,6 +297,10 @@ pub unsafe extern "C" fn syscall(
     fn pointer<T>(word: usize) -> *mut T {
         std::ptr::with_exposed_provenance_mut(word)
     }
+    if real::is_beyond() {
+        // SAFETY: the caller's promise.
+        return unsafe { real::syscall(number, a, b, c, d, e, f) };
+    }
     let fd = a as c_int;
     // SAFETY: the program's own arguments, by the kernel's conventions, which are the functions' own.
     unsafe {
@@ -321,6 +325,13 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_sendmsg => message::sendmsg(fd, pointer(b), c as c_int) as c_long,
             libc::SYS_recvmmsg => message::recvmmsg(fd, pointer(b), c as u32, d as c_int, pointer(e)).into(),
             libc::SYS_sendmmsg => message::sendmmsg(fd, pointer(b), c as u32, d as c_int).into(),
+            // The higher half of an offset is for machines of 32 bits.
+            libc::SYS_preadv2 => {
+                stream::preadv2(fd, pointer(b), c as c_int, d as libc::off_t, f as c_int) as c_long
+            }
+            libc::SYS_pwritev2 => {
+                stream::pwritev2(fd, pointer(b), c as c_int, d as libc::off_t, f as c_int) as c_long
+            }
             libc::SYS_sendfile => stream::sendfile(fd, b as c_int, pointer(c), d) as c_long,
             libc::SYS_splice => stream::splice(fd, pointer(b), c as c_int, pointer(d), e, f as u32) as c_long,
             libc::SYS_ioctl => descriptor::ioctl(fd, b as libc::c_ulong, c).into(),
@@ -349,7 +360,19 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_poll => wait::poll(pointer(a), b as libc::nfds_t, c as c_int).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_select => wait::select(fd, pointer(b), pointer(c), pointer(d), pointer(e)).into(),
-            libc::SYS_ppoll => wait::ppoll(pointer(a), b as libc::nfds_t, pointer(c), pointer(d)).into(),
+            libc::SYS_pselect6 => {
+                // SAFETY: null, or where the mask is, and how long.
+                let mask =
+                    pointer::<*const libc::sigset_t>(f).as_ref().map_or(std::ptr::null(), |&mask| mask);
+                wait::leaving_time(pointer(e), || {
+                    wait::pselect(fd, pointer(b), pointer(c), pointer(d), pointer(e), mask)
+                })
+            }
+            libc::SYS_ppoll => wait::leaving_time(pointer(c), || {
+                wait::ppoll(pointer(a), b as libc::nfds_t, pointer(c), pointer(d))
+            }),
+            libc::SYS_execve => execve(pointer(a), pointer(b), pointer(c)).into(),
+            libc::SYS_execveat => execveat(fd, pointer(b), pointer(c), pointer(d), e as c_int).into(),
             libc::SYS_io_uring_setup if process::denies_io_uring() => {
                 errno::set(rustix::io::Errno::PERM);
                 -1

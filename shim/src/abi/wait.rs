@@ -1,6 +1,6 @@
 //! poll, select, epoll and their relatives.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use rustix::io::Errno;
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn select(
         return unsafe { real::select(count, read, write, except, timeout) };
     };
     cancellable(|| {
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let result = selecting::wait(sets, limit, std::ptr::null());
         if let (Some(limit), false) = (limit, timeout.is_null()) {
             let left = limit.saturating_sub(started.elapsed());
@@ -172,6 +172,24 @@ pub unsafe extern "C" fn pselect(
         // SAFETY: the program's own arguments.
         _ => unsafe { real::pselect(count, read, write, except, timeout, mask) },
     }
+}
+
+/// Leaves in `time`, if there is one, what `wait` did not use of it: so do the system calls of functions that don't.
+///
+/// # Safety
+/// The time is null or the program's own.
+pub(super) unsafe fn leaving_time(time: *mut timespec, wait: impl FnOnce() -> c_int) -> c_long {
+    // SAFETY: the caller's promise.
+    let limit = unsafe { time.as_ref() }
+        .and_then(|time| poll::from_timespec(*time).ok())
+        .filter(|limit| !limit.is_zero());
+    let started = Instant::now();
+    let result = wait();
+    if let Some(limit) = limit {
+        // SAFETY: as above.
+        unsafe { time.write(poll::to_timespec(limit.saturating_sub(started.elapsed()))) };
+    }
+    result.into()
 }
 
 /// `epoll_create(2)`.

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -267,6 +268,39 @@ static void meanwhile(int forks)
 	printf("first sockets %d\n", statuses);
 }
 
+/* What libc's functions do, asked of syscall. What there was is counted before the program is replaced. */
+static void by_syscall(char *program)
+{
+	const sigset_t *none = NULL;
+	struct { const sigset_t *set; size_t bytes; } mask = {none, 8};
+	struct timespec time = {30, 0}, soon = {0, 1000000};
+	struct pollfd one = {.events = POLLIN};
+	struct iovec piece;
+	char bytes[4];
+	char *const arguments[] = {program, "executed", NULL};
+	fd_set set;
+
+	connects();
+	exchanges(1000);
+	one.fd = client;
+	piece = (struct iovec){"abc", 3};
+	printf("pwritev2 %ld\n", syscall(SYS_pwritev2, server, &piece, 1, -1L, 0L, 0));
+	FD_ZERO(&set);
+	FD_SET(client, &set);
+	printf("pselect6 %ld", syscall(SYS_pselect6, client + 1, &set, NULL, NULL, &time, &mask));
+	printf(" %d, time is left: %d\n", FD_ISSET(client, &set) != 0, time.tv_sec > 0 && time.tv_sec < 30);
+	printf("ppoll %ld", syscall(SYS_ppoll, &one, 1, &time, NULL, (size_t)8));
+	printf(" %d, time is left: %d\n", one.revents, time.tv_sec > 0 && time.tv_sec < 30);
+	piece = (struct iovec){bytes, sizeof bytes};
+	printf("preadv2 %ld\n", syscall(SYS_preadv2, client, &piece, 1, -1L, 0L, 0));
+	printf("ppoll %ld", syscall(SYS_ppoll, &one, 1, &soon, NULL, (size_t)8));
+	printf(", time is left: %d\n", soon.tv_sec != 0 || soon.tv_nsec != 0);
+	printf("preadv2 %ld", syscall(SYS_preadv2, client, &piece, 1, -1L, 0L, RWF_NOWAIT));
+	printf(" %d\n", errno);
+	syscall(SYS_execve, "/proc/self/exe", arguments, environ);
+	perror("execve");
+}
+
 int main(int argc, char **argv)
 {
 	setvbuf(stdout, NULL, _IONBF, 0);
@@ -275,6 +309,10 @@ int main(int argc, char **argv)
 	check(argc == 2, "usage");
 	if (strncmp(argv[1], "meanwhile", 9) == 0) {
 		meanwhile(strcmp(argv[1], "meanwhile-a-fork") == 0);
+		return 0;
+	}
+	if (strcmp(argv[1], "executed") == 0) {
+		printf("executed\n");
 		return 0;
 	}
 	listens();
@@ -286,6 +324,8 @@ int main(int argc, char **argv)
 		selects_and_polls();
 	else if (strcmp(argv[1], "cloned") == 0)
 		cloned();
+	else if (strcmp(argv[1], "by-syscall") == 0)
+		by_syscall(argv[0]);
 	else if (strcmp(argv[1], "numbers-again") == 0)
 		numbers_again();
 	else

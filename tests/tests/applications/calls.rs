@@ -77,6 +77,11 @@ fn a_malloc_of_the_programs_own_is_locked_over_a_fork() -> Result<()> {
 }
 
 #[test]
+fn calls_are_made_by_syscall() -> Result<()> {
+    same_and_upgraded("by-syscall", 2, 2)
+}
+
+#[test]
 fn a_number_is_used_again_for_datagrams() -> Result<()> {
     same_and_upgraded("numbers-again", 0, 0)
 }
