@@ -37,6 +37,9 @@ const OFTEN: u32 = 16;
 /// How long a write that waits sleeps before it looks again, where it has no descriptor to wait by, and bytes of the peer's lie in the way.
 const WITHOUT_DESCRIPTOR: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
+/// When a call's first sleep began, and how long it may wait from then on.
+type SleptAt = Option<(Instant, Option<Duration>)>;
+
 impl Connection {
     /// Receives as recv(2) does, sleeping if the socket blocks and `flags` allow it.
     pub fn recv(&self, fd: i32, target: &mut Buffers<'_>, flags: i32) -> Result<usize, Errno> {
@@ -82,7 +85,7 @@ impl Connection {
                 }
                 Err(Errno::AGAIN) => {
                     match self.wait_readable(fd, at_once, blocks, total > 0, &mut slept_at) {
-                        Ok(()) if !vain.are_enough(|| self.limit(fd, Timeout::Recv, at_once)) => {
+                        Ok(()) if !vain.are_enough(|| self.limit_of_call(fd, at_once, slept_at)) => {
                             has_waited = true;
                             fd = self.reach(fd);
                         }
@@ -156,8 +159,8 @@ impl Connection {
         let mut vain = VainWaits::default();
         let mut slept_at = None;
         loop {
-            match self.wait_readable(fd, false, false, false, &mut slept_at) {
-                Ok(()) if vain.are_enough(|| self.limit(fd, Timeout::Recv, false)) => {
+            match self.wait_readable(fd, false, true, false, &mut slept_at) {
+                Ok(()) if vain.are_enough(|| self.limit_of_call(fd, false, slept_at)) => {
                     return without_news(Errno::AGAIN);
                 }
                 Ok(()) => fd = self.reach(fd),
@@ -281,6 +284,11 @@ impl Connection {
         self.limit_of_socket(fd, timeout)
     }
 
+    /// As [`Self::limit`], of a read that may have slept already: what it knows from then.
+    fn limit_of_call(&self, fd: i32, at_once: bool, slept_at: SleptAt) -> Option<Duration> {
+        slept_at.map_or_else(|| self.limit(fd, Timeout::Recv, at_once), |(_, limit)| limit)
+    }
+
     /// `SO_RCVTIMEO` or `SO_SNDTIMEO`.
     fn limit_of_socket(&self, fd: i32, timeout: Timeout) -> Option<Duration> {
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
@@ -365,7 +373,7 @@ impl Connection {
         at_once: bool,
         blocks: bool,
         has_some: bool,
-        slept_at: &mut Option<(Instant, Option<Duration>)>,
+        slept_at: &mut SleptAt,
     ) -> Result<(), Errno> {
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
         let spin = if at_once || self.nonblocking.load(Ordering::Relaxed) {
@@ -381,6 +389,7 @@ impl Connection {
         let side = self.socket(fd, segment);
         let result = waiting::sleep_for_data(&side, |clear| {
             let has_slept = slept_at.is_some() && (blocks || !self.nonblocking.load(Ordering::Relaxed));
+            let has_no_limit = has_slept && slept_at.is_some_and(|(_, limit)| limit.is_none());
             // What another thread makes of the limit while the call waits is for later calls.
             let first = || (Instant::now(), self.limit_of_socket(fd, Timeout::Recv));
             let mut begin = || *slept_at.get_or_insert_with(first);
@@ -409,13 +418,9 @@ impl Connection {
                 return self.sleep_for_byte_by_poll(fd, deadline, has_some);
             }
             match self.sleep_for_byte(fd, at_once) {
-                // Another process has made it non-blocking meanwhile: this call waits on, by other means.
-                Err(Errno::AGAIN)
-                    if blocks
-                        && has_slept
-                        && self.limit_of_socket(fd, Timeout::Recv).is_none()
-                        && self.ask_whether_nonblocking(fd) =>
-                {
+                // Another has made it non-blocking meanwhile, or set a limit: this call waits on.
+                Err(Errno::AGAIN) if blocks && has_no_limit => {
+                    self.ask_whether_nonblocking(fd);
                     Ok(())
                 }
                 result => result,
@@ -488,6 +493,7 @@ impl Connection {
         // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
         let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         if deadline.is_none()
+            && !has_slept.get()
             && let Ok(Some(limit)) = rustix::net::sockopt::socket_timeout(borrowed, Timeout::Send)
         {
             // A limit beyond the clock's range is none.

@@ -336,10 +336,13 @@ fn answers_beside_child(_side: &Side, fd: Fd) {
     answers(fd, 5, || await_event(epfd));
     let (reading, writing) = calls::pipe().expect("pipe");
     let child = fork(Leave::AtOnce, || {
-        calls::close(writing).expect("close");
-        let unused = calls::epoll_create().expect("epoll_create1");
-        assert_eq!(calls::epoll_wait(unused, 8, 20), Ok(vec![]));
-        assert_eq!(quietly(|| calls::read(reading, 1)), Ok(vec![]));
+        // Beside its parent's calls.
+        quietly(|| {
+            calls::close(writing).expect("close");
+            let unused = calls::epoll_create().expect("epoll_create1");
+            assert_eq!(calls::epoll_wait(unused, 8, 20), Ok(vec![]));
+            assert_eq!(calls::read(reading, 1), Ok(vec![]));
+        });
     });
     for number in 5..REQUESTS {
         quietly(|| await_event(epfd));

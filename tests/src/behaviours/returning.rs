@@ -1,6 +1,7 @@
 //! Connections between hosts go back to TCP, and nobody notices.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use thallus_transport::arena::{View, flag};
 use thallus_transport::reason::Reason;
@@ -15,7 +16,7 @@ use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{
     ARRIVAL, Pattern, Side, await_process_asleep, await_stopped, await_unread, receive_exactly,
-    receive_pattern, send_pattern,
+    receive_pattern, send_pattern, while_blocked,
 };
 
 pub(super) const ALL: &[Behaviour] = &[
@@ -81,6 +82,13 @@ pub(super) const ALL: &[Behaviour] = &[
     )
     .alone(&["unsupported-call", "shared-before-upgrade"])
     .tally(Tally::Unknown, Tally::Returned(1)),
+    Behaviour::connected(
+        "a_limit_is_set_while_it_waits",
+        waits_beyond_a_later_limit,
+        goes_back_and_sends_late,
+    )
+    .alone(&["unsupported-call"])
+    .tally(Tally::Returned(1), Tally::Returned(1)),
 ];
 
 const LENGTH: usize = 3 << 20;
@@ -466,4 +474,33 @@ fn goes_back_and(side: &Side, fd: Fd, then: impl FnOnce()) {
     then();
     side.sync("sent");
     side.sync("read");
+}
+
+/// What another thread makes of `SO_RCVTIMEO` meanwhile is for later calls.
+fn waits_beyond_a_later_limit(side: &Side, fd: Fd) {
+    let limit = Duration::from_millis(60);
+    let data = while_blocked(
+        || calls::recv(fd, 10, 0),
+        || {
+            calls::set_receive_timeout(fd, limit).expect("SO_RCVTIMEO");
+            side.sync("go back");
+            side.sync("gone back");
+            let start = Instant::now();
+            while start.elapsed() < limit * 3 {
+                std::thread::park_timeout(limit);
+            }
+            side.sync("send now");
+        },
+    );
+    assert_eq!(data, Ok(b"at last".to_vec()));
+    side.sync("done");
+}
+
+fn goes_back_and_sends_late(side: &Side, fd: Fd) {
+    side.sync("go back");
+    calls::set_status(fd, libc::O_RDWR | libc::O_ASYNC).expect("F_SETFL");
+    side.sync("gone back");
+    side.sync("send now");
+    send_all(fd, b"at last");
+    side.sync("done");
 }
