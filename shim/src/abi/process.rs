@@ -361,16 +361,13 @@ pub unsafe extern "C" fn syscall(
             #[cfg(target_arch = "x86_64")]
             libc::SYS_select => wait::select(fd, pointer(b), pointer(c), pointer(d), pointer(e)).into(),
             libc::SYS_pselect6 => {
-                // SAFETY: null, or where the mask is, and how long.
-                let mask =
-                    pointer::<*const libc::sigset_t>(f).as_ref().map_or(std::ptr::null(), |&mask| mask);
-                wait::leaving_time(pointer(e), || {
-                    wait::pselect(fd, pointer(b), pointer(c), pointer(d), pointer(e), mask)
-                })
+                let kernel = || real::syscall(number, a, b, c, d, e, f);
+                wait::pselect6(fd, [b, c, d].map(pointer), pointer(e), pointer(f), kernel)
             }
-            libc::SYS_ppoll => wait::leaving_time(pointer(c), || {
-                wait::ppoll(pointer(a), b as libc::nfds_t, pointer(c), pointer(d))
-            }),
+            libc::SYS_ppoll => {
+                let kernel = || real::syscall(number, a, b, c, d, e, f);
+                wait::ppoll_itself(pointer(a), b as libc::nfds_t, pointer(c), pointer(d), kernel)
+            }
             libc::SYS_execve => execve(pointer(a), pointer(b), pointer(c)).into(),
             libc::SYS_execveat => execveat(fd, pointer(b), pointer(c), pointer(d), e as c_int).into(),
             libc::SYS_io_uring_setup if process::denies_io_uring() => {

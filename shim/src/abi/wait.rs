@@ -174,20 +174,71 @@ pub unsafe extern "C" fn pselect(
     }
 }
 
-/// Leaves in `time`, if there is one, what `wait` did not use of it: so do the system calls of functions that don't.
+/// What pselect6 has in place of a mask.
+#[repr(C)]
+pub(super) struct Masked {
+    mask: *const sigset_t,
+    bytes: size_t,
+}
+
+/// `pselect6`, the system call, which is made by `kernel` where that alone can serve it.
 ///
 /// # Safety
-/// The time is null or the program's own.
-pub(super) unsafe fn leaving_time(time: *mut timespec, wait: impl FnOnce() -> c_int) -> c_long {
-    // SAFETY: the caller's promise.
+/// As for the system call.
+pub(super) unsafe fn pselect6(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    time: *mut timespec,
+    mask: *const Masked,
+    kernel: impl FnOnce() -> c_long,
+) -> c_long {
+    let [read, write, except] = sets;
+    // SAFETY: the program's own sets.
+    if !unsafe { Sets::new(selecting::within(count), read, write, except) }.concern_us() {
+        return kernel();
+    }
+    // SAFETY: null, or the program's own.
+    let mask = unsafe { mask.as_ref() }.map_or(std::ptr::null(), |masked| masked.mask);
+    // SAFETY: the program's own arguments.
+    leaving_time(time, || unsafe { pselect(count, read, write, except, time, mask) })
+}
+
+/// `ppoll`, the system call, which is made by `kernel` where that alone can serve it.
+///
+/// # Safety
+/// As for the system call.
+pub(super) unsafe fn ppoll_itself(
+    fds: *mut pollfd,
+    count: nfds_t,
+    time: *mut timespec,
+    mask: *const sigset_t,
+    kernel: impl FnOnce() -> c_long,
+) -> c_long {
+    // SAFETY: the program's own array.
+    if !poll::concerns_us(unsafe { entries(fds, count) }) {
+        return kernel();
+    }
+    // SAFETY: the program's own arguments.
+    leaving_time(time, || unsafe { ppoll(fds, count, time, mask) })
+}
+
+/// Leaves in the program's `time`, if there is one, what `wait` did not use of it: so do these system calls, but not their functions.
+fn leaving_time(time: *mut timespec, wait: impl FnOnce() -> c_int) -> c_long {
+    // SAFETY: null or the program's own time.
     let limit = unsafe { time.as_ref() }
         .and_then(|time| poll::from_timespec(*time).ok())
         .filter(|limit| !limit.is_zero());
     let started = Instant::now();
     let result = wait();
     if let Some(limit) = limit {
-        // SAFETY: as above.
-        unsafe { time.write(poll::to_timespec(limit.saturating_sub(started.elapsed()))) };
+        let left = poll::to_timespec(limit.saturating_sub(started.elapsed()));
+        let [from, to] = [(&raw const left).cast_mut(), time]
+            .map(|place| libc::iovec { iov_base: place.cast(), iov_len: size_of::<timespec>() });
+        // Where it can't be written to, it stays, and nothing is said of it.
+        // SAFETY: one list each; the kernel looks whether it may write there.
+        errno::keep(|| unsafe {
+            libc::process_vm_writev(libc::getpid(), &raw const from, 1, &raw const to, 1, 0)
+        });
     }
     result.into()
 }

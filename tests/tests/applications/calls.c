@@ -271,6 +271,7 @@ static void meanwhile(int forks)
 /* What libc's functions do, asked of syscall. What there was is counted before the program is replaced. */
 static void by_syscall(char *program)
 {
+	static const struct timespec fixed = {0, 1000000};
 	const sigset_t *none = NULL;
 	struct { const sigset_t *set; size_t bytes; } mask = {none, 8};
 	struct timespec time = {30, 0}, soon = {0, 1000000};
@@ -295,6 +296,7 @@ static void by_syscall(char *program)
 	printf("preadv2 %ld\n", syscall(SYS_preadv2, client, &piece, 1, -1L, 0L, 0));
 	printf("ppoll %ld", syscall(SYS_ppoll, &one, 1, &soon, NULL, (size_t)8));
 	printf(", time is left: %d\n", soon.tv_sec != 0 || soon.tv_nsec != 0);
+	printf("ppoll %ld\n", syscall(SYS_ppoll, &one, 1, &fixed, NULL, (size_t)8));
 	printf("preadv2 %ld", syscall(SYS_preadv2, client, &piece, 1, -1L, 0L, RWF_NOWAIT));
 	printf(" %d\n", errno);
 	syscall(SYS_execve, "/proc/self/exe", arguments, environ);
