@@ -327,8 +327,11 @@ impl Connection {
             true => sockopt::set_tcp_cork(socket, on),
             false => sockopt::set_tcp_nodelay(socket, on),
         };
-        let has_link = || self.segment().is_some_and(|segment| segment.link().is_some());
-        let has_none = || self.has_returned() && !has_link();
+        let has_none = || {
+            self.segment().is_none_or(|segment| {
+                segment.link().is_none() && (self.has_returned() || segment.is_refused())
+            })
+        };
         if !has_none() {
             let _ = set(!is_cork);
         }
@@ -384,6 +387,7 @@ impl Connection {
             && self.segment().is_some_and(Segment::refuse)
             && self.block.advance(State::Active, State::Switching);
         if withdrawn {
+            self.restore_options(fd);
             self.block.pin_switching(reason);
         }
         withdrawn

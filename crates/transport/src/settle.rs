@@ -126,6 +126,7 @@ impl Connection {
         let Ok(_sending) = self.lock_sending(fd) else { return false };
         if !segment.is_ready() && (segment.refuse() || !segment.is_ready()) {
             // It has come back, or nothing will ever leave it.
+            self.restore_options(fd);
             self.block.note(reason);
             return true;
         }
