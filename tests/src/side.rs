@@ -368,6 +368,14 @@ pub fn while_blocked<T>(call: impl FnOnce() -> T, then: impl FnOnce() + Send) ->
     })
 }
 
+/// Lets `time` pass, in which nothing may happen to who waits: only a wrong implementation ends that wait.
+pub fn let_pass(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::thread::park_timeout(time);
+    }
+}
+
 /// Asserts that a wait took no less than a timeout. Timers may fire a clock tick early in the caller's
 /// view, hence the tenth.
 pub fn assert_waited(start: Instant, timeout: Duration) {

@@ -1,7 +1,7 @@
 //! Connections between hosts go back to TCP, and nobody notices.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use thallus_transport::arena::{View, flag};
 use thallus_transport::reason::Reason;
@@ -15,7 +15,7 @@ use super::peers::{
 use crate::calls::{self, Fd, Leave, fork, quietly};
 use crate::say;
 use crate::side::{
-    ARRIVAL, Pattern, Side, await_process_asleep, await_stopped, await_unread, receive_exactly,
+    ARRIVAL, Pattern, Side, await_process_asleep, await_stopped, await_unread, let_pass, receive_exactly,
     receive_pattern, send_pattern, while_blocked,
 };
 
@@ -485,10 +485,7 @@ fn waits_beyond_a_later_limit(side: &Side, fd: Fd) {
             calls::set_receive_timeout(fd, limit).expect("SO_RCVTIMEO");
             side.sync("go back");
             side.sync("gone back");
-            let start = Instant::now();
-            while start.elapsed() < limit * 3 {
-                std::thread::park_timeout(limit);
-            }
+            let_pass(limit * 3);
             side.sync("send now");
         },
     );

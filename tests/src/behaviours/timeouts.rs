@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Behaviour;
 use crate::calls::{self, Errno, Fd, quietly};
 use crate::say;
-use crate::side::{Pattern, Side, assert_waited, await_readable, receive_pattern, while_blocked};
+use crate::side::{Pattern, Side, assert_waited, await_readable, let_pass, receive_pattern, while_blocked};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("receive", receive, sends_late),
@@ -15,6 +15,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("receive_all_with_a_part_there", receives_part, sends_a_part),
     Behaviour::connected("receive_all_without_waiting", receives_part_at_once, sends_parts),
     Behaviour::connected("send", send, reads_late),
+    Behaviour::connected("send_for_ever", sends_beyond_a_later_limit, reads_at_last).tcp_only(),
     Behaviour::connected("poll_ignores_them", poll_ignores_them, sends_late),
 ];
 
@@ -56,11 +57,8 @@ fn receive_for_ever_again(side: &Side, fd: Fd) {
     let data = while_blocked(
         || calls::recv(fd, 10, 0),
         || {
-            // Several times what would have been the timeout; only a wrong implementation ends early.
-            let start = Instant::now();
-            while start.elapsed() < TIMEOUT * 3 {
-                std::thread::park_timeout(TIMEOUT);
-            }
+            // Several times what would have been the timeout.
+            let_pass(TIMEOUT * 3);
             side.sync("send now");
         },
     );
@@ -183,5 +181,29 @@ fn reads_late(side: &Side, fd: Fd) {
     receive_pattern(fd, &mut Pattern::new(11), total, 1 << 20);
     side.sync("read");
     assert_eq!(calls::recv(fd, 10, 0), Ok(b"end".to_vec()));
+    side.sync("done");
+}
+
+/// More than any buffer holds.
+const MUCH: usize = 24 << 20;
+
+/// What another thread makes of the limit meanwhile is for later calls.
+fn sends_beyond_a_later_limit(side: &Side, fd: Fd) {
+    let data = Pattern::new(13).take(MUCH);
+    let sent = while_blocked(
+        || calls::send(fd, &data, 0),
+        || {
+            calls::set_send_timeout(fd, TIMEOUT).expect("SO_SNDTIMEO");
+            let_pass(TIMEOUT * 3);
+            side.sync("read now");
+        },
+    );
+    assert_eq!(sent, Ok(MUCH));
+    side.sync("done");
+}
+
+fn reads_at_last(side: &Side, fd: Fd) {
+    side.sync("read now");
+    receive_pattern(fd, &mut Pattern::new(13), MUCH, 65_536);
     side.sync("done");
 }
