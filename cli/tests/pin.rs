@@ -2,17 +2,24 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::io::{FdFlags, fcntl_setfd};
-use thallus_transport::arena::{Chunk, Role, State, flag};
+use thallus_transport::arena::{Block, Chunk, Role, State, flag};
 use thallus_transport::reason::Reason;
 
 fn pin(pid: u32, fd: u32, wait: &str) -> Output {
     let (pid, fd) = (pid.to_string(), fd.to_string());
     let mut command = Command::new(env!("CARGO_BIN_EXE_thallus"));
     command.args(["pin", "--pid", &pid, "--fd", &fd, "--wait", wait, "tcp"]).output().unwrap()
+}
+
+/// Until `pinning` has asked for the connection of `block`.
+fn await_request(block: &Block, pinning: &mut Child) {
+    while !block.is_unwanted() {
+        assert_eq!(pinning.try_wait().unwrap(), None, "ended without a request");
+        std::thread::yield_now();
+    }
 }
 
 fn said(output: &Output) -> String {
@@ -94,10 +101,8 @@ fn the_next_connection_in_the_same_place_is_left_alone() {
     assert!(first.advance(State::Plain, State::Active));
     let mut command = Command::new(env!("CARGO_BIN_EXE_thallus"));
     command.args(["pin", "--pid", &std::process::id().to_string(), "--fd", "2006", "--wait", "60", "tcp"]);
-    let pinning = command.stderr(Stdio::piped()).spawn().unwrap();
-    while !first.is_unwanted() {
-        std::thread::yield_now();
-    }
+    let mut pinning = command.stderr(Stdio::piped()).spawn().unwrap();
+    await_request(first, &mut pinning);
     chunk.free(first, first.connection().unwrap());
     let second = chunk.allocate(Role::Server, std::process::id(), 2006, 2).unwrap();
     assert!(std::ptr::eq(first, second));
@@ -122,17 +127,15 @@ fn of_several_connections_none_is_guessed() {
 #[test]
 fn a_process_that_ends_is_not_waited_for() {
     let chunk = Chunk::create(Ok).unwrap();
-    fcntl_setfd(chunk.fd().unwrap(), FdFlags::empty()).unwrap();
-    let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-    fcntl_setfd(chunk.fd().unwrap(), FdFlags::CLOEXEC).unwrap();
+    // So that this child alone has it: other tests make theirs meanwhile.
+    let arena = Stdio::from(chunk.fd().unwrap().try_clone_to_owned().unwrap());
+    let mut child = Command::new("sleep").arg("600").stdin(arena).spawn().unwrap();
     let block = chunk.allocate(Role::Server, child.id(), 2008, 1).unwrap();
     assert!(block.advance(State::Plain, State::Active));
     let mut command = Command::new(env!("CARGO_BIN_EXE_thallus"));
     command.args(["pin", "--pid", &child.id().to_string(), "--fd", "2008", "--wait", "86400", "tcp"]);
-    let pinning = command.stderr(Stdio::piped()).spawn().unwrap();
-    while !block.is_unwanted() {
-        std::thread::yield_now();
-    }
+    let mut pinning = command.stderr(Stdio::piped()).spawn().unwrap();
+    await_request(block, &mut pinning);
     child.kill().unwrap();
     // Not waited for yet: a zombie has ended, too.
     let output = pinning.wait_with_output().unwrap();

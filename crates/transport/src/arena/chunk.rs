@@ -47,6 +47,11 @@ impl Header {
         unsafe { std::mem::zeroed() }
     }
 
+    /// Whether the process that makes the chunk has got this far. What it writes first is of no version yet.
+    pub(super) fn is_written(&self) -> bool {
+        self.magic.load(Ordering::Acquire) != 0
+    }
+
     /// Whether a chunk is of this version.
     pub(super) fn fits(&self) -> bool {
         self.magic.load(Ordering::Acquire) == MAGIC
@@ -262,10 +267,26 @@ impl Chunk {
     }
 }
 
-/// Whether a file may be another process's chunk: as long as one, for good.
-pub(super) fn is_chunk(fd: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstat(fd).is_ok_and(|file| usize::try_from(file.st_size) == Ok(CHUNK_BYTES))
-        && fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
+/// What a file with the name of chunks is, by its length and its seals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Perhaps a chunk: as long as one, for good.
+    Chunk,
+    /// [`Chunk::create`] is not there yet.
+    Begun,
+    Other,
+}
+
+impl Kind {
+    pub(super) fn of(fd: BorrowedFd<'_>) -> Self {
+        let length = rustix::fs::fstat(fd).map(|file| usize::try_from(file.st_size));
+        let is_fast = fcntl_get_seals(fd).map(|seals| seals.contains(SealFlags::SHRINK));
+        match (length, is_fast) {
+            (Ok(Ok(CHUNK_BYTES)), Ok(true)) => Self::Chunk,
+            (Ok(Ok(0)), Ok(_)) | (Ok(Ok(CHUNK_BYTES)), Ok(false)) => Self::Begun,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// Another process's chunk, mapped for as long as this lives: for who wants something done to a connection. Whoever only looks takes a
@@ -279,7 +300,7 @@ impl View {
     /// # Errors
     /// As mmap(2).
     pub fn open(fd: OwnedFd) -> Result<Option<Self>, Errno> {
-        if !is_chunk(fd.as_fd()) {
+        if Kind::of(fd.as_fd()) != Kind::Chunk {
             return Ok(None);
         }
         let mut view = Self(Chunk::map(Some(fd), ProtFlags::READ | ProtFlags::WRITE)?);

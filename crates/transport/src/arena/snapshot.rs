@@ -8,7 +8,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::{Errno, pread, retry_on_intr};
 
 use super::Block;
-use super::chunk::{HEADER_BYTES, Header, is_chunk};
+use super::chunk::{HEADER_BYTES, Header, Kind};
 
 /// Blocks whose bits are one word of the bitmap.
 const BATCH: usize = u64::BITS as usize;
@@ -18,18 +18,23 @@ const BATCH: usize = u64::BITS as usize;
 pub struct Snapshot(Vec<(usize, Block)>);
 
 impl Snapshot {
-    /// Looks at a chunk. `None` if it is not one of this version.
+    /// Looks at a chunk. `None` if it is not one of this version. One that its process is about to make has no connections.
     ///
     /// # Errors
     /// As pread(2).
     pub fn of(fd: impl AsFd) -> Result<Option<Self>, Errno> {
         let fd = fd.as_fd();
-        if !is_chunk(fd) {
-            return Ok(None);
+        match Kind::of(fd) {
+            Kind::Chunk => {}
+            Kind::Begun => return Ok(Some(Self(Vec::new()))),
+            Kind::Other => return Ok(None),
         }
         let mut header = [Header::zero()];
         read(fd, bytes_of(&mut header), 0)?;
         let [header] = header;
+        if !header.is_written() {
+            return Ok(Some(Self(Vec::new())));
+        }
         if !header.fits() {
             return Ok(None);
         }
@@ -146,6 +151,26 @@ mod tests {
             [(3, 3, 0), (63, 63, 0), (64, 64, 0), (199, 199, 0)]
         );
         assert_eq!((seen.len(), seen.is_empty()), (4, false));
+    }
+
+    #[test]
+    fn a_chunk_that_is_being_made_is_of_no_other_version() {
+        let file = memfd_create("begun", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let is_empty = || Snapshot::of(&file).unwrap().map(|seen| seen.is_empty());
+        assert_eq!(is_empty(), Some(true));
+        ftruncate(&file, CHUNK_BYTES as u64).unwrap();
+        assert_eq!(is_empty(), Some(true));
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        assert_eq!(is_empty(), Some(true));
+        // The magic, at the start, is written last.
+        assert_eq!(pwrite(&file, &2u32.to_ne_bytes(), 8), Ok(4));
+        assert_eq!(is_empty(), Some(true));
+        assert_eq!(pwrite(&file, b"THALLUSa", 0), Ok(8));
+        assert_eq!(is_empty(), None, "blocks of no size");
+
+        let shorter = memfd_create("shorter", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&shorter, CHUNK_BYTES as u64 - 512).unwrap();
+        assert!(Snapshot::of(&shorter).unwrap().is_none());
     }
 
     #[test]
