@@ -37,7 +37,7 @@ const OFTEN: u32 = 16;
 /// How long a write that waits sleeps before it looks again, where it has no descriptor to wait by, and bytes of the peer's lie in the way.
 const WITHOUT_DESCRIPTOR: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
-/// When a call's first sleep began, and how long it may wait from then on.
+/// When a call's first sleep, or wait for room, began, and how long it may wait from then on.
 type SleptAt = Option<(Instant, Option<Duration>)>;
 
 impl Connection {
@@ -180,7 +180,7 @@ impl Connection {
         // As in `recv`.
         let blocks = flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed);
         let mut total = 0;
-        let mut deadline = None;
+        let mut waits_since = None;
         let has_slept = Cell::new(false);
         let mut vain = VainWaits::default();
         let mut overtaken = 0;
@@ -188,6 +188,10 @@ impl Connection {
             match self.try_send(fd, source, flags) {
                 Ok(count) => {
                     total += count;
+                    if count > 0 && self.is_unix() {
+                        // The limit is for each wait alone (`unix_stream_sendmsg`), not for all of them as on TCP (`tcp_sendmsg_locked`).
+                        (waits_since, vain) = (None, VainWaits::default());
+                    }
                     if count > 0 && self.segment().is_some_and(|segment| self.is_asked_back(segment)) {
                         // What was published just now may be what the peer no longer takes.
                         let mended = self.mend(fd);
@@ -229,10 +233,12 @@ impl Connection {
             }
             let waited = match at_once {
                 true => Err(Errno::AGAIN),
-                false => self.wait_writable(fd, &mut deadline, &has_slept, total > 0 || source.has_some()),
+                false => self.wait_writable(fd, &mut waits_since, &has_slept, total > 0 || source.has_some()),
             };
             match waited {
-                Ok(()) if !vain.are_enough(|| self.limit_of_socket(fd, Timeout::Send)) => fd = self.reach(fd),
+                Ok(()) if !vain.are_enough(|| waits_since.and_then(|(_, limit)| limit)) => {
+                    fd = self.reach(fd)
+                }
                 Ok(()) => return if total > 0 { Ok(total) } else { Err(Errno::AGAIN) },
                 Err(errno) => return if total > 0 { Ok(total) } else { Err(errno) },
             }
@@ -476,12 +482,13 @@ impl Connection {
         }
     }
 
-    /// Waits for room. The first sleep of a call, which is its first if not `has_slept`, asks whether another process has made the socket
-    /// non-blocking; one that has begun to wait goes on. If it `has_some` of its bytes sent, any signal ends it.
+    /// Waits for room in a call that `waits_since` then, and notes when it begins to. The first sleep of a call, which is its first if not
+    /// `has_slept`, asks whether another process has made the socket non-blocking; one that has begun to wait goes on. If it `has_some` of its
+    /// bytes sent, any signal ends it.
     fn wait_writable(
         &self,
         fd: i32,
-        deadline: &mut Option<Instant>,
+        waits_since: &mut SleptAt,
         has_slept: &Cell<bool>,
         has_some: bool,
     ) -> Result<(), Errno> {
@@ -490,17 +497,13 @@ impl Connection {
             false => Ok(()),
         };
         let Some(segment) = self.segment() else { return Err(Errno::NOTCONN) };
-        // SAFETY: the caller's call is on this descriptor, which is open meanwhile.
-        let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-        if deadline.is_none()
-            && !has_slept.get()
-            && let Ok(Some(limit)) = rustix::net::sockopt::socket_timeout(borrowed, Timeout::Send)
-        {
-            // A limit beyond the clock's range is none.
-            *deadline = Instant::now().checked_add(limit);
-        }
+        // What another thread makes of the limit while the call waits is for later calls.
+        let now = || (Instant::now(), self.limit_of_socket(fd, Timeout::Send));
+        let (began, limit) = *waits_since.get_or_insert_with(now);
+        // A limit beyond the clock's range is none.
+        let deadline = limit.and_then(|limit| began.checked_add(limit));
         if self.block.send_switched.load(Ordering::Acquire) == 0 {
-            return may_sleep().and_then(|()| self.sleep_for_kernel_space(fd, *deadline, has_some));
+            return may_sleep().and_then(|()| self.sleep_for_kernel_space(fd, deadline, has_some));
         }
         let has_space = || self.ends_waits_for_space(segment);
         loop {
@@ -513,7 +516,7 @@ impl Connection {
             if segment.outgoing().tail() == tail {
                 break;
             }
-            remaining(*deadline)?;
+            remaining(deadline)?;
         }
         if self.grow_for_sleeper(fd, segment) {
             return Ok(());
@@ -533,10 +536,10 @@ impl Connection {
                 self.sleep_for_byte_by_poll(fd, None, has_some)
             } else {
                 may_sleep()?;
-                match self.sleep_for_arrival(fd, *deadline, Way::Out, has_some, has_space) {
+                match self.sleep_for_arrival(fd, deadline, Way::Out, has_some, has_space) {
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => {
                         // There is no descriptor, memory or watch for it.
-                        let left = remaining(*deadline)?;
+                        let left = remaining(deadline)?;
                         if clear && told_here {
                             return restart::poll(fd, libc::POLLIN, left.as_ref(), has_some).map(drop);
                         }

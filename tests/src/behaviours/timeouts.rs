@@ -16,6 +16,7 @@ pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("receive_all_without_waiting", receives_part_at_once, sends_parts),
     Behaviour::connected("send", send, reads_late),
     Behaviour::connected("send_for_ever", sends_beyond_a_later_limit, reads_at_last).tcp_only(),
+    Behaviour::connected("send_step_by_step", sends_beyond_the_limit_in_all, reads_step_by_step).unix_only(),
     Behaviour::connected("poll_ignores_them", poll_ignores_them, sends_late),
 ];
 
@@ -201,6 +202,34 @@ fn sends_beyond_a_later_limit(side: &Side, fd: Fd) {
     assert_eq!(sent, Ok(MUCH));
     side.sync("done");
 }
+
+/// On `AF_UNIX` the limit is for each wait of a write alone, and what another thread makes of it for those that begin later.
+fn sends_beyond_the_limit_in_all(side: &Side, fd: Fd) {
+    let limit = Duration::from_secs(1);
+    let data = Pattern::new(13).take(MUCH);
+    let sent = while_blocked(
+        || calls::send(fd, &data, 0),
+        || {
+            calls::set_send_timeout(fd, limit).expect("SO_SNDTIMEO");
+            let_pass(limit * 3 / 2);
+            side.sync("read now");
+        },
+    );
+    assert_eq!(sent, Ok(MUCH));
+    side.sync("done");
+}
+
+fn reads_step_by_step(side: &Side, fd: Fd) {
+    side.sync("read now");
+    let mut pattern = Pattern::new(13);
+    for _ in 0..STEPS {
+        let_pass(Duration::from_millis(250));
+        receive_pattern(fd, &mut pattern, MUCH / STEPS, 65_536);
+    }
+    side.sync("done");
+}
+
+const STEPS: usize = 8;
 
 fn reads_at_last(side: &Side, fd: Fd) {
     side.sync("read now");
