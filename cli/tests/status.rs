@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
-use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd, pread, pwrite};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd, pread, pwrite, write};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use thallus_transport::arena::{BLOCKS, Block, CHUNK_BYTES, Chunk, MEMFD_NAME, Role, State, flag};
@@ -264,7 +264,8 @@ fn a_closed_connection_is_not_shown() {
 
 #[test]
 fn an_arena_of_another_version_is_counted_and_not_shown() {
-    let _empty = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap();
+    let arena = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap();
+    assert_eq!(write(&arena, b"another"), Ok(7));
     let table = text(&mut thallus(&[]));
     assert!(report()["other_versions"].as_u64().unwrap() >= 1);
     assert!(table.contains("another version of the library"), "{table}");
