@@ -1,6 +1,8 @@
 //! Whether a process that dies resets the connection: if it has not read all that was sent to it, or has asked for that by `SO_LINGER` of
 //! zero time. Else its stream ends in order, whatever bells it has not read.
 
+use std::time::{Duration, Instant};
+
 use super::epoll_edges::{look_in_vain, sends_over_tcp, with_bytes_on_tcp};
 use super::{Behaviour, Tally};
 use crate::calls::{self, End, Fd, Outcome, caught, quietly};
@@ -209,8 +211,19 @@ fn waits_for_its_death(side: &Side, fd: Fd) {
 }
 
 fn tells_of_the_end(fd: Fd) {
-    let ready = quietly(|| calls::poll(&[(fd, libc::POLLRDHUP)], ARRIVAL)).expect("poll");
-    assert_ne!(ready, [0], "it did not come");
+    let events = || quietly(|| calls::poll(&[(fd, libc::POLLRDHUP)], ARRIVAL)).expect("poll")[0];
+    let mut ready = events();
+    assert_ne!(ready, 0, "it did not come");
+    // The kernel notes the error of a reset first, and that nothing goes either way any more a moment later (`tcp_reset`).
+    let start = Instant::now();
+    while ready & (libc::POLLERR | libc::POLLHUP) == libc::POLLERR {
+        assert!(
+            start.elapsed() < Duration::from_millis(ARRIVAL.cast_unsigned().into()),
+            "an error without a hang-up"
+        );
+        std::thread::yield_now();
+        ready = events();
+    }
     let _ = calls::poll(&[(fd, libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP)], 0);
     let _ = calls::poll(&[(fd, 0)], 0);
     let _ = calls::recv(fd, 4, 0);
