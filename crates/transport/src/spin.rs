@@ -267,7 +267,8 @@ const ROBBED: Duration = Duration::from_millis(1);
 /// its yields, and what it looked in vain twice, for that was taken from them, too: until the last of them ran, if it brought something
 /// after that, for then nobody wanted to. One that brought something is worth [`SLEEP_NS`], among others or alone. The grace is for two peers
 /// that meet on one processor while another is idle: the scheduler parts them, if they do not sleep. In a retreat a spin goes on only as
-/// long as others do run, and for [`FRUGAL_YIELDS`].
+/// long as others do run, and for [`FRUGAL_YIELDS`], and is worth nothing: such a one costs so little that soon each retreat would be the
+/// shortest again.
 ///
 /// A database's backend that wakes a writer of its log with each transaction, and so has others run in one spin of seven, was in debt by that
 /// one where gains counted only in debt; with few waits in the time of grace, as on a virtual machine whose host was busy, it retreated
@@ -547,6 +548,16 @@ mod tests {
         }
         let (spin, looks) = vain_spin(&patient, &effort);
         assert!(matches!(spin, Spin::Vain(_)) && looks > FIRST_LOOKS, "{spin:?} {looks}");
+        effort.book(-1000);
+        for looks in [FIRST_LOOKS, FIRST_LOOKS + 1] {
+            let mut left = looks;
+            let find = |_| {
+                left -= 1;
+                left == 0
+            };
+            assert_eq!(spin_by(&patient, &effort, Duration::from_micros(100), LONGEST, find), Spin::Done);
+            assert_eq!(effort.balance.load(Ordering::Relaxed), 0, "a retreat is no time to save");
+        }
         let crowd = Account::new(TERMS);
         crowd.book(-1000);
         assert!(matches!(vain_spin(&crowd, &effort), (Spin::Declined(_), FIRST_LOOKS)));

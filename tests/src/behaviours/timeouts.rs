@@ -205,7 +205,7 @@ fn sends_beyond_a_later_limit(side: &Side, fd: Fd) {
 
 /// On `AF_UNIX` the limit is for each wait of a write alone, and what another thread makes of it for those that begin later.
 fn sends_beyond_the_limit_in_all(side: &Side, fd: Fd) {
-    let limit = Duration::from_secs(1);
+    let limit = Duration::from_millis(1500);
     let data = Pattern::new(13).take(MUCH);
     let sent = while_blocked(
         || calls::send(fd, &data, 0),
@@ -229,7 +229,7 @@ fn reads_step_by_step(side: &Side, fd: Fd) {
     side.sync("done");
 }
 
-const STEPS: usize = 8;
+const STEPS: usize = 16;
 
 fn reads_at_last(side: &Side, fd: Fd) {
     side.sync("read now");

@@ -280,8 +280,8 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) fn of(fd: BorrowedFd<'_>) -> Self {
         let length = rustix::fs::fstat(fd).map(|file| usize::try_from(file.st_size));
-        let is_fast = fcntl_get_seals(fd).map(|seals| seals.contains(SealFlags::SHRINK));
-        match (length, is_fast) {
+        let is_sealed = fcntl_get_seals(fd).map(|seals| seals.contains(SealFlags::SHRINK));
+        match (length, is_sealed) {
             (Ok(Ok(CHUNK_BYTES)), Ok(true)) => Self::Chunk,
             (Ok(Ok(0)), Ok(_)) | (Ok(Ok(CHUNK_BYTES)), Ok(false)) => Self::Begun,
             _ => Self::Other,
