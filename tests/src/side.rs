@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno as RawErrno;
 use rustix::net::{RecvFlags, SendFlags};
+use rustix::time::{ClockId, clock_gettime};
 use thallus_api::{Fabric, Thallus};
 
 use crate::calls::{self, Family, Fd, Outcome, quietly};
@@ -376,9 +377,26 @@ pub fn let_pass(time: Duration) {
     }
 }
 
+/// When a wait began, by the clock, and by the kernel's ticks, in which it counts `SO_RCVTIMEO` (`schedule_timeout`). They may be late, by more
+/// than one where the processor is a virtual machine's, and catch up during the wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Start(Instant, Timespec);
+
+impl Start {
+    pub fn now() -> Self {
+        Self(Instant::now(), clock_gettime(ClockId::MonotonicCoarse))
+    }
+
+    /// By the clock that says more.
+    fn elapsed(self) -> Duration {
+        let by_ticks = clock_gettime(ClockId::MonotonicCoarse) - self.1;
+        self.0.elapsed().max(by_ticks.try_into().expect("no clock goes back"))
+    }
+}
+
 /// Asserts that a wait took no less than a timeout. Timers may fire a clock tick early in the caller's
 /// view, hence the tenth.
-pub fn assert_waited(start: Instant, timeout: Duration) {
+pub fn assert_waited(start: Start, timeout: Duration) {
     let waited = start.elapsed();
     assert!(waited >= timeout * 9 / 10, "waited {waited:?} of {timeout:?}");
 }

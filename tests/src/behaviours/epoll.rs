@@ -1,6 +1,6 @@
 //! epoll on one connection: triggers, interests, errors.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libc::{EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP};
 
@@ -11,7 +11,7 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, End, Errno, Family, Fd, quietly};
 use crate::say;
 use crate::side::{
-    Side, assert_waited, await_hangup, await_readable, await_unread, receive_exactly, while_blocked,
+    Side, Start, assert_waited, await_hangup, await_readable, await_unread, receive_exactly, while_blocked,
 };
 
 pub(super) const ALL: &[Behaviour] = &[
@@ -416,7 +416,7 @@ fn full_is_not_writable(side: &Side, fd: Fd) {
     let total = fill(fd);
     side.sync("full");
     assert_eq!(now(epfd), 0);
-    let start = Instant::now();
+    let start = Start::now();
     assert_eq!(calls::epoll_wait(epfd, 8, 50), Ok(vec![]));
     assert_waited(start, Duration::from_millis(50));
     side.tell(total as u64);
@@ -538,7 +538,7 @@ fn timeouts(side: &Side, fd: Fd) {
     let epfd = set_with(fd, EPOLLIN);
     let timeout = Duration::from_millis(70);
     for round in 0..3 {
-        let start = Instant::now();
+        let start = Start::now();
         let ready = match round {
             0 => calls::epoll_wait(epfd, 8, 70),
             1 => calls::epoll_pwait(epfd, 8, 70, None),

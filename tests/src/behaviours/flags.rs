@@ -1,10 +1,10 @@
 //! Flags of the send and recv families.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Behaviour;
 use crate::calls::{self, Errno, Fd, quietly, thread_id};
-use crate::side::{Side, assert_waited, await_asleep, await_readable, await_unread, while_blocked};
+use crate::side::{Side, Start, assert_waited, await_asleep, await_readable, await_unread, while_blocked};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("peek", peek, sends_two_words),
@@ -162,7 +162,7 @@ fn waitall_with_timeout(side: &Side, fd: Fd) {
     calls::set_receive_timeout(fd, timeout).expect("SO_RCVTIMEO");
     // The other side may take longer than one timeout: then that call ends with nothing.
     let receive = || loop {
-        let start = Instant::now();
+        let start = Start::now();
         let data = quietly(|| calls::recv(fd, 30, libc::MSG_WAITALL));
         assert_waited(start, timeout);
         if data != Err(Errno::EAGAIN) {

@@ -1,6 +1,6 @@
 //! poll, ppoll, select and pselect, on connections and on everything else that programs mix with them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libc::{POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP};
 
@@ -12,8 +12,8 @@ use super::{Behaviour, Tally};
 use crate::calls::{self, Errno, Fd, Selected, SignalSet, quietly, signal_thread, thread_id};
 use crate::say;
 use crate::side::{
-    ARRIVAL, Pattern, Side, assert_waited, await_end_of, await_process_asleep, await_readable, await_unread,
-    pause, receive_exactly, receive_pattern, send_pattern, while_blocked,
+    ARRIVAL, Pattern, Side, Start, assert_waited, await_end_of, await_process_asleep, await_readable,
+    await_unread, pause, receive_exactly, receive_pattern, send_pattern, while_blocked,
 };
 
 pub(super) const ALL: &[Behaviour] = &[
@@ -226,7 +226,7 @@ fn full_is_not_writable(side: &Side, fd: Fd) {
     assert_eq!(calls::poll(&[(fd, ALL_EVENTS)], 0), Ok(vec![0]));
     assert_eq!(calls::poll(&[(fd, libc::POLLWRNORM)], 0), Ok(vec![0]));
     assert_eq!(calls::select(&[fd], &[fd], &[], Some(Duration::ZERO)), Ok(Selected::default()));
-    let start = Instant::now();
+    let start = Start::now();
     assert_eq!(calls::poll(&[(fd, POLLOUT)], 50), Ok(vec![0]));
     assert_waited(start, Duration::from_millis(50));
     side.tell(total as u64);
@@ -404,7 +404,7 @@ fn woken_by_an_eventfd(side: &Side, fd: Fd) {
 }
 
 fn woken_by_a_timer(side: &Side, fd: Fd) {
-    let start = Instant::now();
+    let start = Start::now();
     let timer = calls::timerfd(Duration::from_millis(60)).expect("timerfd");
     assert_eq!(calls::poll(&[(fd, POLLIN), (timer, POLLIN)], -1), Ok(vec![0, POLLIN]));
     assert_waited(start, Duration::from_millis(60));
@@ -437,7 +437,7 @@ fn timeouts(side: &Side, fd: Fd) {
         |_, timeout| calls::select(&[], &[], &[], Some(timeout)) == Ok(Selected::default()),
     ];
     for way in ways {
-        let start = Instant::now();
+        let start = Start::now();
         assert!(way(fd, timeout));
         assert_waited(start, timeout);
     }

@@ -394,11 +394,14 @@ fn child_reads_parent_writes(_side: &Side, fd: Fd) {
 }
 
 fn child_after_parent(_side: &Side, fd: Fd) {
+    let (reading, writing) = quietly(calls::pipe).expect("pipe");
     let child = fork(Leave::Exit, || {
+        assert_eq!(quietly(|| calls::read(reading, 1)), Ok(b"x".to_vec()));
         request_echoes(fd, 30, 3000);
         say!("30 echoes");
     });
     calls::close(fd).expect("close");
+    quietly(|| calls::write(writing, b"x")).expect("write");
     child.wait_for_success();
 }
 

@@ -1,11 +1,13 @@
 //! `SO_RCVTIMEO` and `SO_SNDTIMEO`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Behaviour;
 use crate::calls::{self, Errno, Fd, quietly};
 use crate::say;
-use crate::side::{Pattern, Side, assert_waited, await_readable, let_pass, receive_pattern, while_blocked};
+use crate::side::{
+    Pattern, Side, Start, assert_waited, await_readable, let_pass, receive_pattern, while_blocked,
+};
 
 pub(super) const ALL: &[Behaviour] = &[
     Behaviour::connected("receive", receive, sends_late),
@@ -41,7 +43,7 @@ fn receive(side: &Side, fd: Fd) {
         |fd| calls::recv(fd, 10, libc::MSG_PEEK).err(),
     ];
     for way in ways {
-        let start = Instant::now();
+        let start = Start::now();
         assert_eq!(way(fd), Some(Errno::EAGAIN));
         assert_waited(start, TIMEOUT);
     }
@@ -104,7 +106,7 @@ fn receives_part(side: &Side, fd: Fd) {
     side.sync("send now");
     side.sync("sent");
     await_readable(fd);
-    let start = Instant::now();
+    let start = Start::now();
     assert_eq!(calls::recv(fd, 10, libc::MSG_WAITALL), Ok(b"at".to_vec()));
     assert_waited(start, TIMEOUT);
     side.sync("done");
@@ -142,7 +144,7 @@ fn sends_parts(side: &Side, fd: Fd) {
 
 fn poll_ignores_them(side: &Side, fd: Fd) {
     calls::set_receive_timeout(fd, Duration::from_millis(1)).expect("SO_RCVTIMEO");
-    let start = Instant::now();
+    let start = Start::now();
     assert_eq!(calls::poll(&[(fd, libc::POLLIN)], 100), Ok(vec![0]));
     assert_waited(start, Duration::from_millis(100));
     side.sync("send now");
@@ -155,12 +157,12 @@ fn send(side: &Side, fd: Fd) {
     calls::set_send_timeout(fd, TIMEOUT).expect("SO_SNDTIMEO");
     let mut pattern = Pattern::new(11);
     let huge = pattern.take(32 << 20);
-    let start = Instant::now();
+    let start = Start::now();
     let sent = quietly(|| calls::send(fd, &huge, 0)).expect("some of it fits");
     assert_waited(start, TIMEOUT);
     assert!(sent >= side.always_taken() && sent < huge.len(), "{sent} bytes were sent");
     say!("a part was sent");
-    let start = Instant::now();
+    let start = Start::now();
     let mut rest = quietly(|| calls::send(fd, &huge[sent..], 0));
     let mut total = sent;
     // The kernel may find a little room later, when it acknowledges what it has queued.

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll as raw_poll};
@@ -56,6 +57,7 @@ struct Endpoint {
 struct Started {
     thread: libc::pid_t,
     done: Receiver<Reply>,
+    handle: JoinHandle<()>,
 }
 
 impl Endpoint {
@@ -102,13 +104,13 @@ impl Endpoint {
     fn start(&mut self, call: Call) -> Reply {
         let (sender, done) = channel();
         let (named, name) = channel();
-        std::thread::spawn(move || {
+        let handle = std::thread::spawn(move || {
             // Nobody receives it if the process ends first.
             let _ = named.send(calls::thread_id());
             let _ = sender.send(quietly(|| perform(&call, true)));
         });
         let thread = name.recv().expect("the thread begins by telling its name");
-        self.started = Some(Started { thread, done });
+        self.started = Some(Started { thread, done, handle });
         self.check()
     }
 
@@ -125,7 +127,9 @@ impl Endpoint {
             let asleep = is_asleep(started.thread);
             match started.done.try_recv() {
                 Ok(reply) => {
-                    self.started = None;
+                    // A fork in which it is still ending would leave the child locks that it holds (those of Rust's library, for one).
+                    let ended = self.started.take().map(|started| started.handle.join());
+                    assert!(matches!(ended, Some(Ok(()))), "the thread with the call ends");
                     return Reply { done: Some(Box::new(reply)), ..Reply::default() };
                 }
                 Err(TryRecvError::Disconnected) => panic!("the thread with the call is gone"),
