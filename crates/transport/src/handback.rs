@@ -533,10 +533,9 @@ impl Connection {
     /// Before the last bells are taken: a writer of this process that sleeps for space until there is something to read is woken by them, and has
     /// to run first. Not for ever: its process may be stopped.
     pub(crate) fn let_writers_hear(&self) {
-        let sleep = || self.writers.load(Ordering::SeqCst) != 0;
-        if sleep() {
+        if self.has_writers_asleep() {
             let deadline = Instant::now() + UNTIL_HEARD;
-            while sleep() && Instant::now() < deadline {
+            while self.has_writers_asleep() && Instant::now() < deadline {
                 rustix::thread::sched_yield();
             }
         }

@@ -5,6 +5,8 @@
 //! [`rendezvous`] (how two ends on one host meet). With another host the fabric is [`verbs`], and both ends meet by a
 //! [`greeting`] on the TCP connection itself.
 
+#[cfg(not(loom))]
+pub mod alarm;
 pub mod arena;
 #[cfg(not(loom))]
 pub mod arming;

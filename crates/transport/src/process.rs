@@ -36,6 +36,15 @@ pub(crate) fn is_guest() -> bool {
     own_id() != id()
 }
 
+/// Whether the process has certainly one thread (sys/single_threaded.h).
+pub fn is_alone() -> bool {
+    unsafe extern "C" {
+        static __libc_single_threaded: u8;
+    }
+    // SAFETY: libc's, which it changes when a thread begins.
+    unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
+}
+
 /// The calling thread's kernel id.
 pub fn thread() -> u32 {
     let generation = GENERATION.load(Ordering::Relaxed);

@@ -10,6 +10,7 @@ use libc::{pollfd, sigset_t};
 use rustix::event::Timespec;
 use rustix::io::Errno;
 
+use crate::alarm::Watch;
 use crate::settings::settings;
 use crate::uninterrupted::Descriptor;
 
@@ -23,33 +24,42 @@ enum Handlers {
     Some(sigset_t),
 }
 
-/// poll(2) on one descriptor for a call that may wait for `limit`, or for as long as it takes. The events that came, 0 for
-/// none. A call that `has_some` of its bytes moved says how many at any signal (`tcp_sendmsg_locked` and `tcp_recvmsg_locked`).
-pub(crate) fn poll(fd: i32, events: i16, limit: Option<&Timespec>, has_some: bool) -> Result<i16, Errno> {
+/// poll(2) on one descriptor, and the `watch`, for a call that may wait for `limit`, or for as long as it takes. False if nothing came
+/// before that. A call that `has_some` of its bytes moved says how many at any signal (`tcp_sendmsg_locked` and `tcp_recvmsg_locked`).
+pub(crate) fn poll(
+    fd: i32,
+    events: i16,
+    watch: Option<&Watch>,
+    limit: Option<&Timespec>,
+    has_some: bool,
+) -> Result<bool, Errno> {
     let poll = settings().sleep.poll;
+    let count = 1 + usize::from(watch.is_some());
     loop {
-        let mut list = [fd, -1].map(|fd| pollfd { fd, events, revents: 0 });
+        let mut list = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 3];
+        list[0] = pollfd { fd, events, revents: 0 };
+        list[1].fd = watch.map_or(-1, Watch::fd);
         // A call with a limit ends in any case (signal(7)).
         let handlers = if limit.is_some() || has_some { Handlers::End } else { handlers() };
         match handlers {
-            Handlers::End => poll(&mut list[..1], limit, None)?,
-            Handlers::Restart => match poll(&mut list[..1], None, None) {
+            Handlers::End => poll(&mut list[..count], limit, None)?,
+            Handlers::Restart => match poll(&mut list[..count], None, None) {
                 Err(Errno::INTR) => continue,
                 done => done?,
             },
             Handlers::Some(restarting) => match signals(&restarting) {
                 Ok(pending) => {
-                    list[1] = pollfd { fd: pending.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-                    poll(&mut list, None, Some(&with(blocked(), &restarting)))?;
-                    if list[0].revents == 0 {
+                    list[count].fd = pending.as_fd().as_raw_fd();
+                    poll(&mut list[..=count], None, Some(&with(blocked(), &restarting)))?;
+                    if list[..count].iter().all(|one| one.revents == 0) {
                         continue;
                     }
                 }
                 // Without a descriptor for it each of them ends the call.
-                Err(_) => poll(&mut list[..1], None, None)?,
+                Err(_) => poll(&mut list[..count], None, None)?,
             },
         }
-        return Ok(list[0].revents);
+        return Ok(list.iter().any(|one| one.revents != 0));
     }
 }
 

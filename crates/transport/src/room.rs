@@ -92,6 +92,11 @@ impl Connection {
             self.writers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |writers| writers.checked_sub(1));
     }
 
+    /// Whether a thread of this process sleeps in such a call.
+    pub(crate) fn has_writers_asleep(&self) -> bool {
+        self.writers.load(Ordering::SeqCst) != 0
+    }
+
     /// In a forked child: the threads that slept are its parent's.
     pub fn forked(&self) {
         self.writers.store(0, Ordering::SeqCst);
@@ -100,7 +105,7 @@ impl Connection {
     /// Whether a sender that sleeps for space is to go on: there is some, or it need not wait for it any more.
     pub(crate) fn ends_waits_for_space(&self, segment: &Segment) -> bool {
         self.ring_has_space(segment)
-            || self.block.has(flag::PEER_GONE)
+            || self.block.has(flag::PEER_GONE | flag::SHUT_WR)
             || segment.link().is_some_and(|link| link.has_failed() || link.is_frozen())
             || segment.incoming().end() & end::UNWANTED != 0
             || self.block.has(flag::RETURNED)

@@ -16,6 +16,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::sockopt::Timeout;
 
+use crate::alarm::Watch;
 use crate::arena::flag;
 use crate::buffers::Buffers;
 use crate::connection::Connection;
@@ -405,7 +406,8 @@ impl Connection {
                 if !goes_on && self.ask_whether_nonblocking(fd) {
                     return Err(Errno::AGAIN);
                 }
-                match self.sleep_for_arrival(fd, until(begin()), Way::In, has_some, || self.readable()) {
+                match self.sleep_for_arrival(fd, until(begin()), Way::In, None, has_some, || self.readable())
+                {
                     // There is no descriptor, memory or watch for it.
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => {}
                     slept => return slept,
@@ -421,7 +423,7 @@ impl Connection {
             let began = if blocks || for_more { Some(begin()) } else { None };
             let deadline = if has_slept || by_poll { began.and_then(until) } else { None };
             if by_poll || deadline.is_some() {
-                return self.sleep_for_byte_by_poll(fd, deadline, has_some);
+                return self.sleep_for_byte_by_poll(fd, None, deadline, has_some);
             }
             match self.sleep_for_byte(fd, at_once) {
                 // Another has made it non-blocking meanwhile, or set a limit: this call waits on.
@@ -462,21 +464,22 @@ impl Connection {
     }
 
     /// As [`Self::sleep_for_byte`], on a socket that has become non-blocking while the call waited, or of whose time a part is over, or for
-    /// a call that `has_some` of what it wants.
+    /// a call that `has_some` of what it wants. The `watch` ends it as well.
     fn sleep_for_byte_by_poll(
         &self,
         fd: i32,
+        watch: Option<&Watch>,
         deadline: Option<Instant>,
         has_some: bool,
     ) -> Result<(), Errno> {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
         // A read that has some bytes ends before urgent data, which alone is nothing to be read.
         let urgent = if has_some && !self.recv_settled() { libc::POLLPRI } else { 0 };
-        if restart::poll(fd, libc::POLLIN | urgent, remaining(deadline)?.as_ref(), has_some)? == 0 {
+        if !restart::poll(fd, libc::POLLIN | urgent, watch, remaining(deadline)?.as_ref(), has_some)? {
             return Err(Errno::AGAIN);
         }
         match self.sleep_for_byte(self.reach(fd), true) {
-            // Another thread was faster.
+            // Another thread was faster, or it was the watch.
             Err(Errno::AGAIN) => Ok(()),
             result => result,
         }
@@ -522,26 +525,29 @@ impl Connection {
             return Ok(());
         }
         self.awaits_room();
+        let watch = Watch::begin();
+        let watch = watch.as_ref();
         let slept = waiting::sleep_for_space(&self.socket(fd, segment), has_space, |clear| {
             // A return to TCP is told by another descriptor.
             let told_here = segment.link().is_none();
             let sleeps_by_byte = clear && told_here && deadline.is_none() && !self.block.has(flag::SHUT_RD);
             if sleeps_by_byte && !self.nonblocking.load(Ordering::Relaxed) {
                 // The kernel does not restart a read that has a limit, which is not this call's.
-                if !has_some && self.limit_of_socket(fd, Timeout::Recv).is_none() {
+                if watch.is_none() && !has_some && self.limit_of_socket(fd, Timeout::Recv).is_none() {
                     has_slept.set(true);
                     return self.sleep_for_byte_or_retry(fd);
                 }
                 may_sleep()?;
-                self.sleep_for_byte_by_poll(fd, None, has_some)
+                self.sleep_for_byte_by_poll(fd, watch, None, has_some)
             } else {
                 may_sleep()?;
-                match self.sleep_for_arrival(fd, deadline, Way::Out, has_some, has_space) {
+                match self.sleep_for_arrival(fd, deadline, Way::Out, watch, has_some, has_space) {
                     Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => {
                         // There is no descriptor, memory or watch for it.
                         let left = remaining(deadline)?;
                         if clear && told_here {
-                            return restart::poll(fd, libc::POLLIN, left.as_ref(), has_some).map(drop);
+                            let slept = restart::poll(fd, libc::POLLIN, watch, left.as_ref(), has_some);
+                            return slept.map(drop);
                         }
                         restart::nap(WITHOUT_DESCRIPTOR, has_some)
                     }
@@ -571,18 +577,20 @@ impl Connection {
         has_some: bool,
     ) -> Result<(), Errno> {
         self.block.sleeps.fetch_add(1, Ordering::Relaxed);
-        match restart::poll(fd, libc::POLLOUT, remaining(deadline)?.as_ref(), has_some)? {
-            0 => Err(Errno::AGAIN),
-            _ => Ok(()),
+        match restart::poll(fd, libc::POLLOUT, None, remaining(deadline)?.as_ref(), has_some)? {
+            false => Err(Errno::AGAIN),
+            true => Ok(()),
         }
     }
 
-    /// Sleeps until something more arrives on the TCP connection than already waits there unread, for what has been announced.
+    /// Sleeps until something more arrives on the TCP connection than already waits there unread, for what has been announced, or until the
+    /// `watch` ends it.
     fn sleep_for_arrival(
         &self,
         fd: i32,
         deadline: Option<Instant>,
         way: Way,
+        watch: Option<&Watch>,
         has_some: bool,
         done: impl Fn() -> bool,
     ) -> Result<(), Errno> {
@@ -606,7 +614,7 @@ impl Connection {
             return Ok(());
         }
         let limit = remaining(deadline)?;
-        if restart::poll(news.as_fd().as_raw_fd(), libc::POLLIN, limit.as_ref(), has_some)? == 0 {
+        if !restart::poll(news.as_fd().as_raw_fd(), libc::POLLIN, watch, limit.as_ref(), has_some)? {
             return Err(Errno::AGAIN);
         }
         self.peer_is_gone(self.reach(fd));

@@ -291,6 +291,7 @@ pub(crate) fn shutdown(fd: i32, how: i32, call: impl FnOnce() -> i32) -> i32 {
         // Before the kernel wakes who is to be told of it.
         note();
         let result = if how == libc::SHUT_WR {
+            errno::keep(|| connection.end_waits_for_room());
             if tcp::peer_has_closed(fd) {
                 // Nobody reads bells any more: that wakes who waits for edges in other processes.
                 errno::keep(call);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use libc::{pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 use smallvec::SmallVec;
+use thallus_transport::alarm::Watch;
 use thallus_transport::arena::flag;
 use thallus_transport::arming::{Arming, arm_calls};
 use thallus_transport::chime::Claim;
@@ -125,7 +126,7 @@ fn wait_mixed(
 ) -> Result<i32, Errno> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let only_ours = polled.len() == fds.len();
-    for one in polled.iter().filter(|one| one.asked & bit::WRITE != 0) {
+    for one in polled.iter().filter(|one| asks_for_room(one)) {
         let waits = timeout != Some(Duration::ZERO);
         one.call.connection().grow_for_asker(one.fd, waits);
     }
@@ -324,6 +325,7 @@ fn sleep_with(
 ) -> Result<i32, Errno> {
     let home = process::id();
     arm(polled, claim.is_some());
+    let watch = if polled.iter().any(asks_for_room) { Watch::begin() } else { None };
     let news = match take_stock(fds, polled) {
         0 if watches_news => News::of(polled),
         0 => News::Plain,
@@ -335,7 +337,8 @@ fn sleep_with(
     } else {
         let mut copy = kernel_view(fds, polled, news.fd());
         let claim = claim.filter(|_| polled.iter().any(|one| one.armed == Some(Wakes::ByChime)));
-        copy.extend(claim.iter().map(|claim| pollfd { fd: claim.fd(), events: libc::POLLIN, revents: 0 }));
+        let beside = watch.iter().map(Watch::fd).chain(claim.iter().map(Claim::fd));
+        copy.extend(beside.map(|fd| pollfd { fd, events: libc::POLLIN, revents: 0 }));
         let woken = kernel_with_others(&mut copy, fds.len(), timeout, mask);
         // Before anything that may wait until those who sleep have run.
         note_writers(polled, Connection::awaits_no_room);
@@ -360,9 +363,13 @@ fn sleep_with(
     result
 }
 
+fn asks_for_room(one: &Polled) -> bool {
+    one.asked & bit::WRITE != 0
+}
+
 /// Tells each connection that the program asks for room on.
 fn note_writers(polled: &[Polled], note: fn(&Connection)) {
-    polled.iter().filter(|one| one.asked & bit::WRITE != 0).for_each(|one| note(one.call.connection()));
+    polled.iter().filter(|one| asks_for_room(one)).for_each(|one| note(one.call.connection()));
 }
 
 /// Announces this sleeper, who `listens` for chimes, on each connection.

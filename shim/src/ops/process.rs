@@ -16,7 +16,7 @@ use thallus_transport::reason::Reason;
 use thallus_transport::settings::{IoUring, settings};
 use thallus_transport::settle::{PATIENCE, SHORT_PATIENCE};
 use thallus_transport::uninterrupted::Uninterrupted;
-use thallus_transport::{chime, process, verbs};
+use thallus_transport::{alarm, chime, process, verbs};
 
 use crate::ops::{epoll, stream};
 use crate::table::{self, Quiet};
@@ -206,6 +206,7 @@ extern "C" fn in_child() {
         }
     }
     chime::forked();
+    alarm::forked();
     stats::forked();
     WRITTEN.store(false, Ordering::Relaxed);
     IS_TIDY.store(false, Ordering::Relaxed);

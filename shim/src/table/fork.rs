@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard};
 
 use thallus_transport::arena::Chunk;
-use thallus_transport::chime;
 use thallus_transport::connection::Connection;
 use thallus_transport::uninterrupted::Uninterrupted;
 use thallus_transport::verbs::device;
+use thallus_transport::{alarm, chime, process};
 
 use super::slot::{self, FD, Slot};
 use super::{Young, blocks, cell, descriptors, for_each_young, grow_up, released, young};
@@ -30,6 +30,7 @@ pub(crate) struct Quiet {
     _chunks: MutexGuard<'static, Vec<&'static Chunk>>,
     _totals: stats::Quiet,
     _mouths: chime::Quiet,
+    _alarms: alarm::Quiet,
     moved: MutexGuard<'static, Vec<(u32, &'static Slot)>>,
     visited: Visited,
     /// None if a thread has been opening an RDMA device for too long.
@@ -86,15 +87,6 @@ impl Quiet {
     }
 }
 
-/// Whether the process has certainly one thread (sys/single_threaded.h).
-fn is_alone() -> bool {
-    unsafe extern "C" {
-        static __libc_single_threaded: u8;
-    }
-    // SAFETY: libc's, which it changes when a thread begins.
-    unsafe { (&raw const __libc_single_threaded).read_volatile() != 0 }
-}
-
 /// Makes every young connection grow up: only a block has holders.
 pub(crate) fn grow_all_up() {
     for_each_young(grow_up);
@@ -113,13 +105,14 @@ pub(crate) fn quiesce() -> Option<Quiet> {
     let totals = stats::quiesce()?;
     let moved = young::quiesce()?;
     Some(Quiet {
-        alone: is_alone(),
+        alone: process::is_alone(),
         epoll,
         moved,
         slots: slot::quiesce()?,
         _chunks: blocks::quiesce()?,
         _totals: totals,
         _mouths: chime::quiesce()?,
+        _alarms: alarm::quiesce()?,
         visited: Visited::default(),
         devices,
         _forking: forking,

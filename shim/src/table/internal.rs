@@ -101,6 +101,7 @@ pub(crate) fn internal_fds() -> Vec<i32> {
     let mut all = Vec::new();
     all.extend(blocks::descriptors());
     all.extend(log::internal_fd());
+    all.extend(thallus_transport::alarm::internal_fds());
     all.extend(thallus_transport::chime::internal_fds());
     all.extend(crate::ops::epoll::internal_fds());
     all.extend(thallus_transport::verbs::device::internal_fds());

@@ -1,30 +1,38 @@
 //! Full connections whose side shuts down writing: who waits for room there.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use libc::POLLOUT;
 
 use super::Behaviour;
 use super::ending::{fills, reads_all_when_told};
 use crate::calls::{self, Errno, Fd, Leave, quietly};
-use crate::side::{ARRIVAL, Pattern, Side, await_process_asleep, while_blocked};
+use crate::side::{ARRIVAL, Pattern, Side, await_process_asleep, await_readable, while_blocked};
 
 /// What a fork before the upgrade may end in.
 const SHARED: &[&str] = &["shared-before-upgrade"];
-const WAITS_FOR_ROOM: &str = "**`shutdown` of sending while others wait for room**";
+const WAITS_FOR_ROOM: &str = "**`shutdown` of sending while other processes wait for room**";
 
 pub(super) const ALL: &[Behaviour] = &[
-    Behaviour::connected("shutdown_of_writing_wakes_a_writer", wakes_a_writer, reads_all_when_told)
-        .limitation(WAITS_FOR_ROOM),
+    Behaviour::connected("shutdown_of_writing_wakes_a_writer", wakes_a_writer, reads_all_when_told),
     Behaviour::connected(
         "shutdown_of_writing_wakes_a_writer_that_has_sent_a_part",
         wakes_a_writer_in_mid_write,
         reads_all_when_told,
-    )
-    .limitation(WAITS_FOR_ROOM),
+    ),
+    Behaviour::connected(
+        "shutdown_of_writing_wakes_a_writer_with_a_limit",
+        wakes_a_writer_with_a_limit,
+        reads_all_when_told,
+    ),
+    Behaviour::connected(
+        "shutdown_of_writing_wakes_a_writer_beside_unread_bytes",
+        wakes_a_writer_beside_unread_bytes,
+        says_and_reads_all_when_told,
+    ),
     Behaviour::connected("shutdown_of_writing_wakes_a_poll_for_room", wakes_a_poll, reads_all_when_told)
-        .tcp_only()
-        .limitation(WAITS_FOR_ROOM),
+        .tcp_only(),
     Behaviour::connected("shutdown_of_writing_wakes_epoll_for_room", wakes_a_set, reads_all_when_told)
         .tcp_only(),
     Behaviour::connected("shutdown_of_writing_makes_no_room", wakes_no_poll, reads_all_when_told).unix_only(),
@@ -74,6 +82,23 @@ fn wakes_a_writer(side: &Side, fd: Fd) {
     let mut pattern = fills(fd);
     writes_until_shut_down(fd, &mut pattern, 16 << 20);
     tells_what_was_sent(side, fd, pattern.position());
+}
+
+fn wakes_a_writer_with_a_limit(side: &Side, fd: Fd) {
+    calls::set_send_timeout(fd, Duration::from_secs(3600)).expect("SO_SNDTIMEO");
+    wakes_a_writer(side, fd);
+}
+
+fn wakes_a_writer_beside_unread_bytes(side: &Side, fd: Fd) {
+    side.sync("say");
+    await_readable(fd);
+    wakes_a_writer(side, fd);
+}
+
+fn says_and_reads_all_when_told(side: &Side, fd: Fd) {
+    side.sync("say");
+    assert_eq!(calls::send(fd, b"hello", 0), Ok(5));
+    reads_all_when_told(side, fd);
 }
 
 fn wakes_a_writer_in_mid_write(side: &Side, fd: Fd) {

@@ -121,17 +121,20 @@ pub(super) fn ends(mut service: Service, what: &str) -> Result<String> {
 /// Descriptors that are this high are the library's.
 const HIGH: u32 = 512;
 
-/// Descriptors and mappings of a process, of which it must not get more with every peer that is killed. But for one set of the
-/// library's, which is made when an event loop sleeps for the first time.
+/// Descriptors and mappings of a process, of which it must not get more with every peer that is killed. But for one set and one timer of
+/// the library's, which are made when an event loop, or one of several threads that write, sleeps for the first time.
 pub(super) fn holds(pid: u32) -> (usize, usize) {
     let open: Vec<_> =
         fs::read_dir(format!("/proc/{pid}/fd")).map_or(Vec::new(), |entries| entries.flatten().collect());
     let is_high = |name: &str| name.parse::<u32>().is_ok_and(|fd| fd >= HIGH);
-    let is_set = |path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == "anon_inode:[eventpoll]");
-    let has_set =
-        open.iter().any(|entry| entry.file_name().to_str().is_some_and(is_high) && is_set(entry.path()));
+    let high: Vec<_> = open.iter().filter(|entry| entry.file_name().to_str().is_some_and(is_high)).collect();
+    let has = |kind: &str| {
+        let is_one = |path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == kind);
+        usize::from(high.iter().any(|entry| is_one(entry.path())))
+    };
+    let made_late = has("anon_inode:[eventpoll]") + has("anon_inode:[timerfd]");
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    (open.len() - usize::from(has_set), maps.lines().filter(|line| line.contains("thallus")).count())
+    (open.len() - made_late, maps.lines().filter(|line| line.contains("thallus")).count())
 }
 
 /// A process that outlives its peers, and what it had after the first of them.
