@@ -84,6 +84,9 @@ fn talk(shimmed_server: bool, shimmed_client: bool) -> Result<[Stats; 3]> {
     ensure!(fs::read(scene.path("download"))? == content, "the download differs");
 
     forward.stop(Signal::TERM)?;
+    // The processes of its connections, which end when they see that, are killed with it.
+    let children = format!("/proc/{0}/task/{0}/children", sshd.pid());
+    sshd.await_ready(|| fs::read_to_string(&children).is_ok_and(|list| list.trim().is_empty()))?;
     sshd.stop(Signal::TERM)?;
     web.stop(Signal::INT)?;
     Ok([scene.stats("server")?, scene.stats("client")?, scene.stats("curl")?])
